@@ -187,8 +187,7 @@ bool runs_on_ranks(Command command, const Options& o) {
 // Starts the ranks that --ranks or --placement asks for; returns their exit status, or nothing
 // where this process goes on. What no rank could run is refused before.
 std::optional<int> start_ranks(const Options& o, const CommandRanks& ranks, int argc, char** argv) {
-  const AskedRanks asked =
-      asked_ranks(o.n_ranks, ranks.launched() ? std::string() : o.model.placement);
+  const AskedRanks asked = asked_ranks(o.n_ranks, o.model, ranks.launched());
   if (asked.n > 1) require_runs_on_ranks(o.model);
   const std::optional<RanksOfHost> to_start = ranks.to_start(asked, argc, argv);
   if (!to_start) return {};
@@ -245,13 +244,13 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   run->add_option("--timeline", o.timeline,
                   "write a timeline of GPU and CPU for a Chrome trace viewer (--device cuda)");
   add_generate_options(*run, o);
-  add_ranks(*run, o.n_ranks);
+  add_ranks(*run, o.n_ranks, o.model);
 
   CLI::App* chat =
       add("chat", "chat in the terminal; Ctrl-C stops an answer, Ctrl-D quits", chat_command,
           "  tandem chat\n  tandem chat ./DeepSeek-R1 --ctx 32768 --system \"Answer briefly.\"");
   add_generate_options(*chat, o);
-  add_ranks(*chat, o.n_ranks);
+  add_ranks(*chat, o.n_ranks, o.model);
 
   CLI::App* serve = add(
       "serve", "OpenAI-compatible HTTP server", serve_command,
@@ -264,7 +263,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "requests unless --attention auto is given, which is faster on long prompts.");
   add_serve_options(*serve, o.serve);
   add_draft(*serve, o.model.draft, o.model.draft_tokens);
-  add_ranks(*serve, o.n_ranks);
+  add_ranks(*serve, o.n_ranks, o.model);
 
   CLI::App* inspect =
       add("inspect", "configuration, parameters and bytes by class; reads no weight data",
@@ -293,7 +292,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       ->required();
   logits->add_option("--out", o.out, "the .npy file: float32 [vocab], or [n, vocab] with --all")
       ->required();
-  add_ranks(*logits, o.n_ranks);
+  add_ranks(*logits, o.n_ranks, o.model);
   logits->add_flag("--all", o.all, "logits of every position, not only of the last");
 
   CLI::App* eval =
@@ -302,7 +301,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
           "  tandem eval ./R1-fp8 -f wiki.txt --against ./R1-bf16\n"
           "  tandem eval ./DeepSeek-R1 -f wiki.txt --against-experts int4");
   eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
-  add_ranks(*eval, o.n_ranks);
+  add_ranks(*eval, o.n_ranks, o.model);
   eval->add_option("--against", o.against,
                    "a second model, for mean KL divergence and top-1 agreement");
   const CLI::Option* against_experts =

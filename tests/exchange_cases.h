@@ -180,7 +180,9 @@ inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const 
   for (int number = 0; number < n_cases; ++number) {
     c = ExchangeCase(number, group.size(), dim);
     ExchangeTokens& mine = c.tokens[group.rank()];
-    exchange->begin(int(mine.n()));
+    std::vector<int64_t> n_tokens;
+    for (const ExchangeTokens& of_rank : c.tokens) n_tokens.push_back(of_rank.n());
+    exchange->begin(n_tokens);
     for (int layer = 0; layer < kLayers; ++layer) {
       std::vector<float> y(mine.n() * dim, 1.f);
       const ExpertBatch batch = exchange->dispatch(mine.batch(layer, dim));

@@ -119,17 +119,27 @@ TEST_F(OnRanks, OtherRanksAndHostsAreRefused) {
                    "host2.cpu: this program runs them on "
                    "host0.cpu to host1.cpu, the CPUs of 2 ranks"));
   planned_.machine.hosts = 4;
-  EXPECT_TRUE(says(error_of([&] { parts_of(0, 4); }), "4 ranks divide the backbone"));
+  EXPECT_TRUE(says(error_of([&] { parts_of(0, 4); }), "4 ranks have the backbone"));
   planned_.machine.hosts = 3;
-  text_["backbone"]["stages"][0]["tp"] = 1;
-  EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "with tp 3"));
-  text_["backbone"]["stages"][0]["tp"] = 3;
   group()["owners"] = {"host2.cpu", "host1.cpu"};
   EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "expert 0 has 2 owners"));
 }
 
-// Only hosts whose CPUs, or whose first GPUs, all divide all layers can be started as ranks.
-TEST(PlacedRanks, AreDevicesThatDivideTheBackbone) {
+TEST_F(OnRanks, ReplicasOfTheBackboneHaveRanksOfTheirOwn) {
+  EXPECT_EQ(parts_of(0).grid.n_replicas, 1);
+  EXPECT_EQ(parts_of(0).grid.tp, 3);
+  text_["backbone"]["stages"][0]["tp"] = 1;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(parts_of(rank).grid.n_replicas, 3);
+    EXPECT_EQ(parts_of(rank).grid.tp, 1);
+    EXPECT_EQ(parts_of(rank).rank_of_expert[5][0], 2);
+  }
+  text_["head"]["replicated"] = false;
+  EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "3 replicas of the backbone share one head"));
+}
+
+// Only hosts whose CPUs, or whose first GPUs, all have all layers can be started as ranks.
+TEST(PlacedRanks, AreDevicesThatHaveTheBackbone) {
   const auto n = [](std::vector<DeviceId> devices, int tp, bool one_stage = true) {
     Placement p;
     p.stages.push_back({0, 5, std::move(devices), tp});
@@ -140,7 +150,7 @@ TEST(PlacedRanks, AreDevicesThatDivideTheBackbone) {
   EXPECT_EQ(n({a}, 1), 1);
   EXPECT_EQ(n({a, b}, 2), 2);
   EXPECT_EQ(n({a, b, c}, 3), 3);
-  EXPECT_EQ(n({a, b}, 1), 1) << "replicas";
+  EXPECT_EQ(n({a, b}, 1), 2) << "replicas";
   EXPECT_EQ(n({a, b}, 2, false), 1) << "a pipeline";
   EXPECT_EQ(n({b, c}, 2), 1) << "not from the first host on";
   EXPECT_EQ(n({a, {1, 0}}, 2), 1) << "a GPU";
@@ -153,7 +163,7 @@ TEST(PlacedRanks, AreDevicesThatDivideTheBackbone) {
   EXPECT_EQ(n({g1, g0}, 2), 1) << "not in order";
   EXPECT_EQ(n({h0, h1}, 2), 1) << "not from the first host on";
   EXPECT_EQ(n({g0, b}, 2), 1) << "a CPU";
-  EXPECT_EQ(n({g0, g1}, 1), 1) << "replicas";
+  EXPECT_EQ(n({g0, g1}, 1), 2) << "replicas";
   EXPECT_EQ(n_ranks_of({}), 1);
 }
 

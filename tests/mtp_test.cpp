@@ -93,17 +93,22 @@ class DraftsTest : public testing::Test {
                  .context = 512,
                  .max_logits = 8,
                  .draft = DraftChoice::kMtp}),
-        drafts_(loaded_.model(), loaded_.cache(), {.size = loaded_.config().vocab}, 4) {}
+        drafts_(loaded_.model(), loaded_.cache(), 4) {
+    draw_from(loaded_.config().vocab);
+  }
+
+  // The first n tokens may be drafted.
+  void draw_from(int n) { loaded_.model().set_vocabulary({allowed_bits({.size = n}), n}); }
 
   // Computes positions [first, first + n) of a text and tells the drafts; returns what they draft.
   std::vector<int32_t> advance(std::span<const int32_t> text, const std::vector<int32_t>& pages,
                                int first, int n, int n_drafts, bool follows = true) {
     StepArrays step(n);
     step.add(text, pages, first, n, 1);
-    drafts_.will_compute(pages, first, n);
+    drafts_.will_compute(0, pages, first, n);
     loaded_.model().forward(step.batch(), loaded_.cache());
     const auto known = text.first(first + n + 1);
-    const Advance advance = {1, known, pages, first, n, 0, n_drafts};
+    const Advance advance = {1, 0, known, pages, first, n, 0, n_drafts};
     drafts_.step_done({&advance, 1}, follows);
     return drafts_.draft(1, known, 8);
   }
@@ -166,17 +171,17 @@ TEST_F(DraftsTest, CopiesAndNewOwnersOfPages) {
                                   [](auto a, auto b) { std::copy(a.begin(), a.end(), b.begin()); });
   };
   copy(0, 7);
-  drafts_.copied({7, 0, PageCopy::Way::kWithin});
+  drafts_.copied(0, {7, 0, PageCopy::Way::kWithin});
   EXPECT_EQ(advance(text, {3, 7}, 79, 1, 1), want) << "a copy within the cache";
   copy(0, 6);
-  drafts_.copied({0, 2, PageCopy::Way::kToHost});
-  drafts_.copied({6, 2, PageCopy::Way::kFromHost});
+  drafts_.copied(0, {0, 2, PageCopy::Way::kToHost});
+  drafts_.copied(0, {6, 2, PageCopy::Way::kFromHost});
   EXPECT_EQ(advance(text, {3, 6}, 79, 1, 1), want) << "by way of host memory";
   copy(0, 5);
   EXPECT_TRUE(advance(text, {3, 5}, 79, 1, 1).empty()) << "a page that was never filled";
   copy(0, 4);
-  drafts_.copied({5, 3, PageCopy::Way::kToHost});
-  drafts_.copied({4, 3, PageCopy::Way::kFromHost});
+  drafts_.copied(0, {5, 3, PageCopy::Way::kToHost});
+  drafts_.copied(0, {4, 3, PageCopy::Way::kFromHost});
   EXPECT_TRUE(advance(text, {3, 4}, 79, 1, 1).empty()) << "nor before it was in host memory";
   advance(text, {0}, 0, 3, 0, false);
   EXPECT_TRUE(advance(text, {0}, 3, 1, 1).empty()) << "another text in the same page";
@@ -185,11 +190,12 @@ TEST_F(DraftsTest, CopiesAndNewOwnersOfPages) {
 TEST_F(DraftsTest, DraftsAreTokensOfTheVocabulary) {
   const std::vector<int32_t> text = long_text(41), pages = {1};
   ASSERT_GE(advance(text, pages, 0, 40, 1).at(0), 2);
-  MtpDrafts few(loaded_.model(), loaded_.cache(), {.size = 2}, 4);
+  MtpDrafts few(loaded_.model(), loaded_.cache(), 4);
+  draw_from(2);
   StepArrays step(40);
   step.add(text, pages, 0, 40, 1);
   loaded_.model().forward(step.batch(), loaded_.cache());
-  const Advance advance = {1, text, pages, 0, 40, 0, 3};
+  const Advance advance = {1, 0, text, pages, 0, 40, 0, 3};
   few.step_done({&advance, 1}, true);
   const std::vector<int32_t> drafts = few.draft(1, text, 8);
   ASSERT_EQ(drafts.size(), 3u);
@@ -200,7 +206,7 @@ TEST_F(DraftsTest, DraftsAreTokensOfTheVocabulary) {
 class Listener final : public DraftSource {
  public:
   std::vector<int32_t> draft(SequenceId, std::span<const int32_t>, int) override { return {}; }
-  void will_compute(std::span<const int32_t> pages, int first, int n) override {
+  void will_compute(int, std::span<const int32_t> pages, int first, int n) override {
     EXPECT_EQ(first, end);
     EXPECT_GE(std::ssize(pages) * kPageSize, first + n);
     end = first + n;
@@ -360,16 +366,18 @@ TEST(Mtp, TwoLayersInSequence) {
     expected.push_back(known.back());
   }
 
-  MtpDrafts drafts(again.model(), again.cache(), {.size = again.config().vocab}, 0);
+  MtpDrafts drafts(again.model(), again.cache(), 0);
+  const int vocab = again.config().vocab;
+  again.model().set_vocabulary({allowed_bits({.size = vocab}), vocab});
   for (const auto& [first, count] : {std::pair(0, 70), {70, 1}, {71, 59}}) {
     step.clear();
     step.add(text, pages, first, count, 1);
-    drafts.will_compute(pages, first, count);
+    drafts.will_compute(0, pages, first, count);
     again.model().forward(step.batch(), again.cache());
     // Prompts know what follows a piece; the last piece is followed by one token.
     const auto size = first + count == n ? n + 1 : std::ssize(text);
-    const Advance advance = {1, std::span(text).first(size), pages, first, count,
-                             0, first + count == n ? 4 : 0};
+    const Advance advance = {1,     0, std::span(text).first(size), pages, first,
+                             count, 0, first + count == n ? 4 : 0};
     drafts.step_done({&advance, 1}, true);
   }
   const auto got = drafts.draft(1, std::span(text).first(n + 1), 4);

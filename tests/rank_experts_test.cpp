@@ -97,7 +97,7 @@ TEST_P(RankExperts, AreThoseOfOneRank) {
         Tokens tokens(c, group.rank());
         const std::vector<float> want = computed(all, tokens.batch());
 
-        exchange->begin(kTokens);
+        exchange->begin(std::vector<int64_t>(group.size(), kTokens));
         const ExpertBatch batch = exchange->dispatch(tokens.batch());
         std::vector<float> sums = computed(some, batch), got(want.size(), 0.f);
         exchange->combine(matrix(sums, c.dim), matrix(got, c.dim));

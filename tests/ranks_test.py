@@ -126,9 +126,9 @@ class OnRanks(unittest.TestCase):
             done = run(launcher, [(2, arguments)], lines)
             self.assertEqual((done.stdout, done.returncode), (expected, 0), done.stderr)
 
-    def serving(self, start, n, mark):
+    def serving(self, start, n, mark, *options):
         """A server of n processes, those of its ranks and its address once it is ready."""
-        command, environment = start([TANDEM, "serve", "--port", "0", "--max-batch", "8"])
+        command, environment = start([TANDEM, "serve", "--port", "0", "--max-batch", "8", *options])
         job = subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stderr=subprocess.PIPE, text=True)
         self.addCleanup(job.stderr.close)
         self.addCleanup(job.kill)
@@ -158,11 +158,40 @@ class OnRanks(unittest.TestCase):
                 got = answers(lambda command: launch(launcher, [(2, command)], folder), 2, f"{os.getpid()}-{launcher}")
                 self.assertEqual(got, expected)
 
+    def test_replicas_serve(self):
+        questions = [f"What is {17 * i % 89} + {29 * i % 97}?" for i in range(16)]
+        expected = [json.loads(alone(["run", "--temp", "0", "-n", "80", "--json", "-p", question]).stdout)["text"]
+                    for question in questions[:4]]
+        for launcher, options in ((LAUNCHERS[0], ["--dp", "3", "--ep-dispatch", "all-to-all"]), (LAUNCHERS[-1], ["--dp", "2"])):
+            n = int(options[1])
+            with self.subTest(launcher=launcher), tempfile.TemporaryDirectory() as folder:
+                job, ranks, address = self.serving(lambda command: launch(launcher, [(n, command)], folder), n,
+                                                   f"{os.getpid()}-replicas-{launcher}", *options)
+                with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                    got = list(pool.map(lambda question: answer_of(address, question), questions))
+                texts = [(message.get("reasoning_content") or "") + (message["content"] or "") for message in got]
+                for text, want in zip(texts, expected):
+                    self.assertEqual("".join(text.split()), "".join(want.replace("<think>", "").replace("</think>", "").split()))
+
+                def read(path):
+                    with urllib.request.urlopen(address + path, timeout=60) as response:
+                        return response.read().decode()
+
+                self.assertEqual(json.loads(read("/health")), {"status": "ready", "ranks": n, "replicas": n})
+                metrics = read("/metrics")
+                for replica in range(n):  # each has computed prompts
+                    line = next(line for line in metrics.splitlines()
+                                if line.startswith("tandem:replica_prompt_tokens_total{") and f'replica="{replica}"' in line)
+                    self.assertGreater(float(line.split()[-1]), 50)
+                os.kill(ranks_of_number(ranks, 0), signal.SIGTERM)
+                self.assertEqual(job.wait(30), 0, job.stderr.read())
+                self.assertEqual([p for p in ranks if is_alive(p)], [])
+
     def test_a_rank_that_is_lost_while_a_server_is_idle(self):
         for lost in range(2):
             with self.subTest(lost=lost), tempfile.TemporaryDirectory() as folder:
                 job, ranks, _ = self.serving(lambda command: launch(LAUNCHERS[0], [(2, command)], folder), 2,
-                                             f"{os.getpid()}-idle-{lost}")
+                                             f"{os.getpid()}-idle-{lost}", *(["--dp", "2"] if lost == 1 else []))
                 os.kill(ranks_of_number(ranks, lost), signal.SIGKILL)
                 begin = time.monotonic()
                 self.assertNotEqual(job.wait(60), 0)
@@ -300,7 +329,7 @@ class StartedByItself(unittest.TestCase):
             self.assertLess(got["model_bytes"], expected["model_bytes"])
             done = self.run_self(launcher, ["run", "--temp", "0", "-n", "4", "-p", "a", "--placement", str(file)])
             self.assertIn(f"--placement {file}: starting its 2 ranks on this host\n", done.stderr)
-        self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "3"], 3, "with tp 3")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "3"], 3, "3 ranks have the backbone")
         self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "1"], 2, "on host1.cpu")
         self.refused(None, [*QUESTION, "--placement", str(file)], 2, f"--placement {file}", "mpirun")
 

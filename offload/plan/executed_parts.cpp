@@ -44,6 +44,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
+  parts.grid = {p.stages[0].dp(), p.stages[0].tp};
   if (rank.n_ranks > 1 && !is_sliced(p)) parts.rank_of_expert = ranks_of_experts(config, p, rank);
   if (backbone_of(p, rank).is_cpu()) return parts;
   parts.gpu = gpu_parts(config, p, rank, parts.rank_of_expert);
@@ -54,8 +55,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
 int n_ranks_of(const Placement& p) {
   if (p.stages.size() != 1) return 1;
   const std::vector<DeviceId>& devices = p.stages[0].devices;
-  const int n = p.stages[0].tp;
-  if (std::ssize(devices) != n) return 1;
+  const auto n = static_cast<int>(devices.size());
   if (devices[0].host != 0) return 1;
   const auto n_of_host = static_cast<int>(
       std::count_if(devices.begin(), devices.end(), [](DeviceId d) { return d.host == 0; }));
@@ -139,22 +139,31 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           "placement: the backbone is {}: this program keeps it as stored, {}",
           format_name(p.backbone), format_name(stored_format(config)));
   const int n = rank.n_ranks;
-  const bool divided =
-      p.stages.size() == 1 && std::ssize(p.stages[0].devices) == n && p.stages[0].tp == n;
+  const bool divided = p.stages.size() == 1 && std::ssize(p.stages[0].devices) == n;
   require(
       divided || n > 1,
       "placement: the backbone is on several devices: this program runs it on one, or on a rank "
       "for each of several hosts (docs/scale_out.md)");
   require(divided,
-          "placement: {} ranks divide the backbone: this program runs it on the CPUs of as many "
-          "hosts, with tp {}; plan for a machine with hosts: {}, or start as many ranks as the "
-          "placement has hosts",
-          n, n, n);
+          "placement: {} ranks have the backbone: this program runs it on the CPUs of as many "
+          "hosts; plan for a machine with hosts: {}, or start as many ranks as the placement has "
+          "hosts",
+          n, n);
   require(n == 1 || n_ranks_of(p) == n,
           "placement: the backbone is on {}, .. in an order of its own: with {} ranks, rank r has "
           "the r-th device of the hosts in their order",
           device_name(backbone_of(p, {})), n);
   const bool on_gpu = !backbone_of(p, rank).is_cpu();
+  const int n_replicas = p.stages[0].dp();
+  require(
+      !on_gpu || n_replicas == 1,
+      "placement: {} replicas of the backbone are on GPUs: this program runs replicas on the CPUs "
+      "of hosts; set tp to {}",
+      n_replicas, n);
+  require(n_replicas == 1 || p.head_replicated,
+          "placement: {} replicas of the backbone share one head: this program keeps the head with "
+          "each; set replicated of the head",
+          n_replicas);
   require(!on_gpu || n == 1 || p.micro_batches == 1,
           "placement: micro_batches is {}: several ranks compute one at a time; set it to 1",
           p.micro_batches);

@@ -37,6 +37,7 @@ struct ExecutedParts {
   // [n_all_layers][n_experts], empty for a dense layer: the rank that has each expert. Empty: one
   // rank has all.
   std::vector<std::vector<int>> rank_of_expert = {};
+  BackboneGrid grid = {};
 };
 
 // A process among those that run a placement together: rank r has the r-th device of the backbone.
@@ -49,13 +50,14 @@ struct PlacedRank {
 // Throws Error for a placement that is not sound (check_placement), and for what the executor does
 // not support, naming the layers or the layer and expert: GPUs that `machine` lacks or that are not
 // its first, experts on a GPU without the backbone, hosts without a rank, ranks without a host, a
-// backbone that all ranks do not divide, several formats among the experts that a host has of a
-// layer. `machine` has a host for each rank.
+// backbone that is not on all ranks, replicas of it on GPUs, several formats among the experts that
+// a host has of a layer. `machine` has a host for each rank.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 
-// The number of devices that divide the whole backbone and run the placement as ranks: the CPUs of
-// hosts 0, 1, .., or GPUs 0, 1, .. of each of them. 1: it is divided in another way, or not at all.
+// The number of devices that have the whole backbone, divided or in replicas, and run the placement
+// as ranks: the CPUs of hosts 0, 1, .., or GPUs 0, 1, .. of each of them. 1: it is divided in
+// another way, or not at all.
 int n_ranks_of(const Placement& placement);
 
 // True if no routed expert is left to the CPU.

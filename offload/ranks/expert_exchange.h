@@ -87,8 +87,8 @@ class ExpertExchange {
   virtual ~ExpertExchange() = default;
   // The most rows that dispatch() returns.
   virtual int64_t max_rows() const = 0;
-  // Called before the layers of a step: this rank has n_tokens, from 0 to max_tokens.
-  virtual void begin(int n_tokens) = 0;
+  // Called before the layers of a step: what each rank has, [ranks], from 0 to max_tokens.
+  virtual void begin(std::span<const int64_t> n_tokens) = 0;
   // Returns what this rank has to compute; experts of other ranks have id -1. x is kF32. Valid
   // until the next dispatch().
   virtual ExpertBatch dispatch(const ExpertBatch& mine) = 0;

@@ -28,9 +28,9 @@ class GatherExchange final : public ExpertExchange {
         weights_(all_ids_.size()) {}
 
   int64_t max_rows() const override { return int64_t{p_.shape.max_tokens} * p_.group.size(); }
-  void begin(int n_tokens) override {
-    check(n_tokens <= p_.shape.max_tokens, "tokens of a rank");
-    p_.group.all_gather_values(int64_t{n_tokens}, std::span(n_tokens_));
+  void begin(std::span<const int64_t> n_tokens) override {
+    n_tokens_.assign(n_tokens.begin(), n_tokens.end());
+    for (const int64_t n : n_tokens) check(n <= p_.shape.max_tokens, "tokens of a rank");
   }
   ExpertBatch dispatch(const ExpertBatch& mine) override;
   void combine(TensorView sums, TensorView y) override;

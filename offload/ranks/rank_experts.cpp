@@ -23,9 +23,10 @@ ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
 }
 
 Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,
-                       int n_ranks) {
-  Elsewhere elsewhere{
-      .experts = {}, .backbone = false, .share = share_of_rank(config, rank, n_ranks)};
+                       BackboneGrid grid) {
+  Elsewhere elsewhere{.experts = {},
+                      .backbone = false,
+                      .share = share_of_rank(config, grid.part_of(rank), grid.tp)};
   elsewhere.experts.resize(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
     for (int e = 0; config.is_moe(layer) && e < config.router.n_experts; ++e) {

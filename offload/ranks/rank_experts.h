@@ -21,7 +21,7 @@ ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
 
 // What `rank` does not have: the experts of other ranks, and what of the backbone they divide.
 Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,
-                       int n_ranks);
+                       BackboneGrid grid);
 
 // The pool of a rank whose tokens all ranks have: it computes the experts that this rank owns, and
 // the forward pass adds the sums of all ranks (Ops::all_reduce).

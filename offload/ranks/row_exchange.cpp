@@ -16,7 +16,7 @@ class RowExchange final : public ExpertExchange {
   int64_t max_rows() const override {
     return int64_t{p_.group.size()} * p_.shape.max_tokens * (per_expert() ? p_.shape.n_active : 1);
   }
-  void begin(int) override {}
+  void begin(std::span<const int64_t>) override {}
   ExpertBatch dispatch(const ExpertBatch& mine) override;
   void combine(TensorView sums, TensorView y) override;
 

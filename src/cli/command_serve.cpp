@@ -73,9 +73,11 @@ void print_line(const std::string& line) {
 std::string ready_line(const Engine& engine, const LoadedModel& loaded) {
   const int64_t n_tokens = int64_t{engine.counts().scheduler.n_pages} * kPageSize;
   const int64_t n_on_host = int64_t{engine.counts().scheduler.n_host_pages} * kPageSize;
-  return fmt::format("ready: context {}, KV cache of {} tokens ({:.2f} GB){}, {} threads, {}",
+  const int n = engine.n_replicas();
+  return fmt::format("ready: context {}, KV cache of {} tokens ({:.2f} GB{}){}, {} threads, {}",
                      loaded.context(), n_tokens,
                      KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
+                     n > 1 ? fmt::format(", in {} replicas", n) : "",
                      n_on_host > 0 ? fmt::format(", of {} in host memory", n_on_host) : "",
                      loaded.n_threads(), loaded.isa());
 }
@@ -91,8 +93,8 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
   };
   const auto on_ready = [&service, quiet = options.quiet](Engine& engine,
                                                           const LoadedModel& loaded) {
-    if (!quiet) print_line(ready_line(engine, loaded));
     service.set_ready(engine);
+    if (!quiet) print_line(ready_line(engine, loaded));
   };
   const auto on_failed = [&service, &server] {
     if (service.is_ready())
@@ -123,6 +125,7 @@ int serve_command(const Options& options) {
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
        .root = options.model.directory,
        .simulated_ranks = options.serve.simulated_ranks,
+       .n_ranks = model.ranks.group ? model.ranks.group->size() : 1,
        .api_key = s.api_key,
        .cors_origins = s.cors_origins,
        .log = [&](const std::string& line) {

@@ -23,12 +23,19 @@ std::string text_of(int argc, char** argv) {
 
 }  // namespace
 
-AskedRanks asked_ranks(std::optional<int> option, const std::string& placement) {
+AskedRanks asked_ranks(std::optional<int> option, const ModelOptions& model, bool launched) {
   if (option) return {*option, fmt::format("--ranks {}", *option)};
-  if (placement.empty()) return {};
+  if (launched) return {};
+  if (model.n_replicas > 0 || model.tp > 0) {
+    std::string by;
+    if (model.n_replicas > 0) by = fmt::format("--dp {}", model.n_replicas);
+    if (model.tp > 0) by += fmt::format("{}--tp {}", by.empty() ? "" : " ", model.tp);
+    return {std::max(model.n_replicas, 1) * std::max(model.tp, 1), by};
+  }
+  if (model.placement.empty()) return {};
   try {
-    const int n = n_ranks_of(placement_from_file(placement));
-    if (n > 1) return {n, fmt::format("--placement {}", placement)};
+    const int n = n_ranks_of(placement_from_file(model.placement));
+    if (n > 1) return {n, fmt::format("--placement {}", model.placement)};
   } catch (const Error&) {
   }
   return {};

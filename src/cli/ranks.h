@@ -19,11 +19,12 @@ namespace tandem {
 // The number of ranks that --ranks or a placement asks for, and which of them does; 0: neither.
 struct AskedRanks {
   int n = 0;
-  std::string by;  // "--ranks 2", for messages
+  std::string by;  // "--ranks 2" or "--dp 2", for messages
 };
-// A placement asks for ranks where the CPUs of several hosts divide the backbone. One that cannot
-// be read asks for none: it is reported when the model is loaded.
-AskedRanks asked_ranks(std::optional<int> option, const std::string& placement);
+// --dp and --tp ask for ranks, and a placement does where the CPUs of several hosts or several GPUs
+// have the backbone, unless a launcher has started some. A placement that cannot be read asks for
+// none: it is reported when the model is loaded.
+AskedRanks asked_ranks(std::optional<int> option, const ModelOptions& model, bool launched);
 
 class CommandRanks {
  public:

@@ -110,6 +110,47 @@ void add_ranks(CLI::App& command, std::optional<int>& value) {
       "hosts mpirun or srun starts them");
 }
 
+void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& model) {
+  add_ranks(command, n_ranks);
+  const auto add_number = [&](const std::string& names, int& value, const std::string& help) {
+    const auto set = [&value, name = names.substr(0, names.find(','))](int n) {
+      require(n >= 1, "{} {}: must be 1 or more", name, n);
+      value = n;
+    };
+    command.add_option_function<int>(names, set, help);
+  };
+  // Names of SGLang and vLLM are accepted too.
+  add_number("--dp,--dp-size,--data-parallel-size", model.n_replicas,
+             "replicas of the backbone, each with requests and a KV cache of its own; the ranks of "
+             "each divide it, and all ranks divide the experts");
+  add_number("--tp,--tp-size,--tensor-parallel-size", model.tp, "ranks that divide a replica");
+  add_number("--ep,--ep-size", model.ep, "ranks that divide the experts: all of them");
+  command.add_option_function<int>(
+      "--pp,--pp-size,--pipeline-parallel-size",
+      [](int n) {
+        require(n == 1, "--pp {}: this program does not run pipeline stages: use --tp or --dp", n);
+      },
+      "pipeline stages: 1");
+  std::vector<std::pair<std::string, ExpertDispatch>> choices;
+  for (const auto dispatch :
+       {ExpertDispatch::kAuto, ExpertDispatch::kAllReduce, ExpertDispatch::kGather,
+        ExpertDispatch::kAllToAll, ExpertDispatch::kLowLatency})
+    choices.emplace_back(name_of(dispatch), dispatch);
+  add_choice(command, "--ep-dispatch", model.dispatch, choices,
+             "how rows come to the ranks that have their experts; auto: the sums of all ranks are "
+             "added, or with --dp what is measured to be faster");
+  for (const char* const name : {"--nnodes", "--node-rank"})
+    command
+        .add_option_function<int>(name,
+                                  [name](int) {
+                                    fail(
+                                        "{}: mpirun or srun starts the ranks of several hosts "
+                                        "(docs/scale_out.md): leave it out",
+                                        name);
+                                  })
+        ->group("");
+}
+
 void add_activations(CLI::App& command, bool& fp8, const std::string& help) {
   add_choice<bool>(command, "--activations", fp8, {{"bf16", false}, {"fp8", true}}, help);
 }

@@ -29,6 +29,8 @@ void add_objective(CLI::App& command, Objective& value, const std::string& help)
 // --draft and --draft-tokens.
 void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens);
 void add_ranks(CLI::App& command, std::optional<int>& value);
+// --ranks, and how they divide a model: --dp, --tp, --ep, --pp, --ep-dispatch.
+void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& model);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

@@ -15,6 +15,7 @@ namespace tandem {
 // What a step has added to a sequence that goes on.
 struct Advance {
   SequenceId id;
+  int replica;                      // that computes it
   std::span<const int32_t> tokens;  // all known tokens, also the one that is computed next
   std::span<const int32_t> pages;   // of the KV cache
   int first, n;                     // positions whose keys the step has added
@@ -28,10 +29,11 @@ class DraftSource {
   // At most n tokens that may follow `tokens`.
   virtual std::vector<int32_t> draft(SequenceId id, std::span<const int32_t> tokens, int n) = 0;
 
-  // The next step computes tokens [first, first + n) of a sequence in these pages.
-  virtual void will_compute(std::span<const int32_t> /*pages*/, int /*first*/, int /*n*/) {}
-  // A page of the cache was copied.
-  virtual void copied(const PageCopy&) {}
+  // The next step computes tokens [first, first + n) of a sequence in these pages of a replica.
+  virtual void will_compute(int /*replica*/, std::span<const int32_t> /*pages*/, int /*first*/,
+                            int /*n*/) {}
+  // A page of a replica's cache was copied.
+  virtual void copied(int /*replica*/, const PageCopy&) {}
   // A step has run and its tokens are sampled. `follows`: the source computes what it needs to
   // draft these sequences now or later.
   virtual void step_done(std::span<const Advance>, bool /*follows*/) {}

@@ -7,12 +7,11 @@
 namespace tandem {
 namespace {
 
-std::unique_ptr<DraftSource> make_source(StepRunner& model, KvCache& cache,
-                                         const Vocabulary& vocabulary, Drafting::Source source,
+std::unique_ptr<DraftSource> make_source(StepRunner& model, KvCache& cache, Drafting::Source source,
                                          int n_host_pages) {
   switch (source) {
     case Drafting::Source::kMtp:
-      return std::make_unique<MtpDrafts>(model, cache, vocabulary, n_host_pages);
+      return std::make_unique<MtpDrafts>(model, cache, n_host_pages);
     case Drafting::Source::kLookup:
       return std::make_unique<LookupDrafts>();
     case Drafting::Source::kNone:
@@ -23,10 +22,9 @@ std::unique_ptr<DraftSource> make_source(StepRunner& model, KvCache& cache,
 
 }  // namespace
 
-Drafter::Drafter(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, Drafting drafting,
-                 int n_host_pages)
+Drafter::Drafter(StepRunner& model, KvCache& cache, Drafting drafting, int n_host_pages)
     : drafting_(drafting),
-      own_(make_source(model, cache, vocabulary, drafting.source, n_host_pages)),
+      own_(make_source(model, cache, drafting.source, n_host_pages)),
       source_(drafting.given ? drafting.given : own_.get()),
       policy_(drafting.n_tokens) {}
 
@@ -34,12 +32,12 @@ std::vector<int32_t> Drafter::draft(SequenceId id, std::span<const int32_t> toke
   return source_->draft(id, tokens, sequences_[id].n_drafts);
 }
 
-void Drafter::copied(const PageCopy& copy) {
-  if (is_on()) source_->copied(copy);
+void Drafter::copied(int replica, const PageCopy& copy) {
+  if (is_on()) source_->copied(replica, copy);
 }
 
-void Drafter::will_compute(std::span<const int32_t> pages, int first, int n) {
-  if (is_on()) source_->will_compute(pages, first, n);
+void Drafter::will_compute(int replica, std::span<const int32_t> pages, int first, int n) {
+  if (is_on()) source_->will_compute(replica, pages, first, n);
 }
 
 void Drafter::ended(SequenceId id) {

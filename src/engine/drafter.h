@@ -5,24 +5,22 @@
 
 #include "engine/draft_policy.h"
 #include "engine/draft_source.h"
-#include "engine/sampler.h"
 #include "engine/step_runner.h"
 
 namespace tandem {
 
 class Drafter {
  public:
-  // References outlive the object. `vocabulary`: what may be drafted.
-  Drafter(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, Drafting drafting,
-          int n_host_pages);
+  // References outlive the object.
+  Drafter(StepRunner& model, KvCache& cache, Drafting drafting, int n_host_pages);
   bool is_on() const { return source_ != nullptr; }
 
   // Before a step: the tokens that follow a sequence's next token.
   std::vector<int32_t> draft(SequenceId id, std::span<const int32_t> tokens);
-  // The pages that are copied before the step, in order, and the tokens [first, first + n) of a
-  // sequence that it computes in these pages.
-  void copied(const PageCopy& copy);
-  void will_compute(std::span<const int32_t> pages, int first, int n);
+  // The pages of a replica that are copied before the step, in order, and the tokens [first, first
+  // + n) of a sequence that it computes in these pages.
+  void copied(int replica, const PageCopy& copy);
+  void will_compute(int replica, std::span<const int32_t> pages, int first, int n);
 
   // A sequence of a step that has run, and whose tokens are sampled.
   struct Result {

@@ -31,15 +31,18 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
       context_(context),
       options_(options),
       chooser_(model, vocabulary_),
-      scheduler_(scheduler_limits(model, cache, options)),
-      drafter_(model, cache, vocabulary_, options.drafting,
+      replicas_(model.n_replicas(), scheduler_limits(model, cache, options)),
+      drafter_(model, cache, options.drafting,
                options.host_pages ? options.host_pages->n_pages() : 0),
-      step_(model.limits().max_tokens) {
-  require(context <= scheduler_.longest_sequence(),
+      steps_(model.n_replicas(), StepArrays(model.limits().max_tokens)),
+      batches_(model.n_replicas()) {
+  const int64_t longest = replicas_.at(0).longest_sequence();
+  require(context <= longest,
           "the context of {} tokens does not fit the KV cache of {} tokens: lower --ctx or "
           "raise --kv-tokens",
-          context, scheduler_.longest_sequence());
-  counts_.scheduler = scheduler_.counts();
+          context, longest);
+  check(!options.host_pages || model.n_replicas() == 1, "one replica has pages in host memory");
+  counts_.scheduler = replicas_.counts();
 }
 
 bool Engine::step() {
@@ -52,7 +55,7 @@ bool Engine::step() {
     forward(plan);
     sample(plan);
     const double seconds = seconds_since(start);
-    speed_.add(step_.n_tokens(), seconds, !rows_.empty());
+    speed_.add(n_tokens_, seconds, !rows_.empty());
     if (drafter_.is_on()) draft_next(seconds);
   }
   count_step();
@@ -76,7 +79,7 @@ void Engine::run() {
 bool Engine::wait_for_orders() {
   std::unique_lock lock(mutex_);
   ordered_.wait(lock, [&] {
-    return !scheduler_.empty() || !orders_.requests.empty() || orders_.forget || stopped_;
+    return !replicas_.empty() || !orders_.requests.empty() || orders_.forget || stopped_;
   });
   return !stopped_;
 }
@@ -89,7 +92,7 @@ void Engine::take_orders() {
   }
   for (auto& [id, request] : orders.requests) {
     const auto n = static_cast<int>(request.request.prompt.size());
-    scheduler_.add(id, request.request.prompt, n - request.first_scored.value_or(n - 1));
+    replicas_.add(id, request.request.prompt, n - request.first_scored.value_or(n - 1));
     auto receiver = std::make_shared<Receiver>(std::move(request.on_event));
     running_.emplace(id, Running{.asked = std::move(request),
                                  .receiver = std::move(receiver),
@@ -100,18 +103,20 @@ void Engine::take_orders() {
   }
   for (const SequenceId id : orders.aborts) {
     if (running_.erase(id) == 0) continue;
-    scheduler_.remove(id);
+    replicas_.remove(id);
     drafter_.ended(id);
   }
-  if (orders.forget) scheduler_.forget_pages();
+  if (orders.forget) replicas_.forget_pages();
 }
 
 // A draft is accepted exactly if it equals the token that is then sampled, with the random number
 // of its position, so drafts change no answer.
 void Engine::draft() {
   if (!drafter_.is_on()) return;
-  for (const auto& [id, r] : running_)
-    if (scheduler_.is_decoding(id)) scheduler_.draft(id, drafter_.draft(id, scheduler_.tokens(id)));
+  for (const auto& [id, r] : running_) {
+    Scheduler& scheduler = replicas_.of(id);
+    if (scheduler.is_decoding(id)) scheduler.draft(id, drafter_.draft(id, scheduler.tokens(id)));
+  }
 }
 
 // Prepares the drafts of the next step, once the tokens of this one are sampled.
@@ -121,19 +126,21 @@ void Engine::draft_next(double step_seconds) {
                         .decodes = true,
                         .seconds = step_seconds};
   std::vector<Drafter::Result> results;
-  int row = 0;
-  for (const Scheduler::Part& part : parts_) {
-    const int first_row = row, n_known = part.n - part.n_drafts;
-    row += part.n;
+  std::vector<int> row(steps_.size());  // of each replica
+  for (const Part& part : parts_) {
+    const int first_row = row[part.replica], n_known = part.n - part.n_drafts;
+    row[part.replica] += part.n;
     step.n_drafts += part.n_drafts;
     step.longest = std::max(step.longest, part.n_drafts);
     step.decodes = step.decodes && part.last && n_known == 1;
     const auto it = running_.find(part.id);
     if (it == running_.end()) continue;
-    const int n = scheduler_.n_computed(part.id) - part.first;
+    const Scheduler& scheduler = replicas_.at(part.replica);
+    const int n = scheduler.n_computed(part.id) - part.first;
     results.push_back({.advance = {.id = part.id,
-                                   .tokens = scheduler_.tokens(part.id),
-                                   .pages = scheduler_.pages(part.id),
+                                   .replica = part.replica,
+                                   .tokens = scheduler.tokens(part.id),
+                                   .pages = scheduler.pages(part.id),
                                    .first = part.first,
                                    .n = n,
                                    .row = first_row,
@@ -147,73 +154,84 @@ void Engine::draft_next(double step_seconds) {
 
 // The last token that an answer may have is not drafted, because no token follows it.
 int Engine::room_for_drafts(SequenceId id, const Running& r) const {
-  if (!scheduler_.is_decoding(id)) return 0;
+  const Scheduler& scheduler = replicas_.of(id);
+  if (!scheduler.is_decoding(id)) return 0;
   const int64_t room = std::min<int64_t>(r.asked.request.max_new_tokens - r.n_generated,
-                                         context_ - std::ssize(scheduler_.tokens(id)));
+                                         context_ - std::ssize(scheduler.tokens(id)));
   return static_cast<int>(std::clamp<int64_t>(room - 1, 0, kMaxDraftTokens));
 }
 
 const Engine::Plan& Engine::schedule() {
   draft();
-  const Plan& plan = scheduler_.plan();
-  step_.clear();
-  copy_pages();
-  parts_ = plan;
+  parts_.clear();
+  n_tokens_ = 0;
+  for (int replica = 0; replica < replicas_.n(); ++replica) add_parts(replica);
+  return parts_;
+}
+
+void Engine::add_parts(int replica) {
+  Scheduler& scheduler = replicas_.at(replica);
+  StepArrays& step = steps_[replica];
+  step.clear();
+  const std::vector<Scheduler::Part>& plan = scheduler.plan();
+  copy_pages(replica);
   for (const Scheduler::Part& part : plan) {
-    const std::span<const int32_t> pages = scheduler_.pages(part.id);
-    step_.add(scheduler_.tokens_and_drafts(part.id), pages, part.first, part.n, part.n_logits);
-    drafter_.will_compute(pages, part.first, part.n);
+    const std::span<const int32_t> pages = scheduler.pages(part.id);
+    step.add(scheduler.tokens_and_drafts(part.id), pages, part.first, part.n, part.n_logits);
+    drafter_.will_compute(replica, pages, part.first, part.n);
+    parts_.push_back({part, replica});
   }
-  return plan;
+  batches_[replica] = step.batch();
+  n_tokens_ += step.n_tokens();
 }
 
 void Engine::forward(const Plan& plan) {
-  for (const Scheduler::Part& part : plan) {
+  for (const Part& part : plan) {
     Running& r = running_.at(part.id);
     if (r.started == Clock::time_point()) r.started = Clock::now();
   }
   prepare_masks(plan);
-  model_.forward(step_.batch(), cache_);
+  model_.forward(batches_, cache_);
   if (masks_ready_.valid()) masks_ready_.get();
 }
 
 void Engine::sample(const Plan& plan) {
   find_rows(plan);
-  scheduler_.computed();
+  for (int i = 0; i < replicas_.n(); ++i) replicas_.at(i).computed();
   n_sampled_ = 0;
   std::vector<TokenChooser::Use> uses;
   uses.reserve(rows_.size());
-  for (const LogitsRow& row : rows_) uses.push_back({sampler_of(row), row.n_ahead});
+  for (const LogitsRow& row : rows_) uses.push_back({sampler_of(row), row.n_ahead, row.replica});
   chooser_.begin(uses);
   for (size_t i = 0; i < rows_.size(); ++i) use_row(rows_[i], i);
 }
 
 // Copies the pages that the plan swaps out, swaps in or duplicates. The next plan knows the
 // measured speed.
-void Engine::copy_pages() {
-  for (const PageCopy& copy : scheduler_.copies()) {
-    drafter_.copied(copy);
+void Engine::copy_pages(int replica) {
+  for (const PageCopy& copy : replicas_.at(replica).copies()) {
+    drafter_.copied(replica, copy);
     if (copy.way != PageCopy::Way::kWithin) {
       options_.host_pages->copy(copy);
       continue;
     }
-    model_.copy_page(cache_, copy.other, copy.page);
+    model_.copy_page(cache_, replica, copy.other, copy.page);
   }
   if (!options_.host_pages) return;
   SwapRates rates = options_.host_pages->rates();
   rates.computed_tokens_per_second = speed_.tokens_per_second();
-  scheduler_.set_rates(rates);
+  replicas_.set_rates(rates);
 }
 
 // Lists the rows of logits in the order of the step's logits.
 void Engine::find_rows(const Plan& plan) {
   rows_.clear();
-  for (const Scheduler::Part& part : plan) {
+  for (const Part& part : plan) {
     const int end = part.first + part.n;
     const int first_sampled = end - 1 - part.n_drafts;
     for (int i = end - part.n_logits; i < end; ++i)
-      rows_.push_back(
-          {part.id, i, part.last && i >= first_sampled, std::max(0, i - first_sampled)});
+      rows_.push_back({part.id, i, part.last && i >= first_sampled, std::max(0, i - first_sampled),
+                       part.replica});
   }
 }
 
@@ -250,7 +268,7 @@ void Engine::fail_all(const std::string& why) {
 void Engine::prepare_masks(const Plan& plan) {
   if (!options_.masks) return;
   std::vector<std::shared_ptr<TokenConstraint>> constraints;
-  for (const Scheduler::Part& part : plan) {
+  for (const Part& part : plan) {
     const auto& constraint = running_.at(part.id).asked.constraint;
     if (part.last && constraint) constraints.push_back(constraint);
   }
@@ -266,7 +284,8 @@ void Engine::prepare_masks(const Plan& plan) {
 void Engine::use_row(const LogitsRow& row, size_t index) {
   const auto it = running_.find(row.id);
   if (it == running_.end()) return;  // an earlier row ended the request
-  if (row.is_sampled && row.position >= scheduler_.n_computed(row.id)) return;  // a rejected draft
+  if (row.is_sampled && row.position >= replicas_.of(row.id).n_computed(row.id))
+    return;  // a rejected draft
   Running& r = it->second;
   try {
     score_row(row, index, r);
@@ -294,6 +313,7 @@ void Engine::score_row(const LogitsRow& row, size_t index, Running& r) {
 
 TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
   const Request& request = r.asked.request;
+  Scheduler& scheduler = replicas_.of(id);
   TokenConstraint* const constraint = r.asked.constraint.get();
   TokenEvent event;
   event.prompt = std::move(r.prompt);
@@ -304,20 +324,20 @@ TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
   if (constraint) r.sampler->allow(constraint->allowed());  // after an accepted draft
   const Sampled sampled = chooser_.token(row);
   ++n_sampled_;
-  event.n_rejected = scheduler_.n_drafts(id);
+  event.n_rejected = scheduler.n_drafts(id);
   const auto& stops = request.stop_ids;
   if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
     event.finish = FinishReason::kStop;
     event.was_drafted =
-        scheduler_.is_drafted(id, sampled.token) && scheduler_.append(id, sampled.token);
+        scheduler.is_drafted(id, sampled.token) && scheduler.append(id, sampled.token);
     event.n_rejected -= event.was_drafted;
     return event;
   }
   event.token = sampled.token;
   event.logprob = sampled.logprob;
   event.top.assign(sampled.top.begin(), sampled.top.end());
-  event.was_drafted = scheduler_.append(id, sampled.token);
-  const bool full = static_cast<int64_t>(scheduler_.tokens(id).size()) >= context_;
+  event.was_drafted = scheduler.append(id, sampled.token);
+  const bool full = static_cast<int64_t>(scheduler.tokens(id).size()) >= context_;
   if (++r.n_generated == request.max_new_tokens || full) event.finish = FinishReason::kLength;
   if (constraint) constraint->take(sampled.token);
   if (constraint && constraint->complete()) event.finish = FinishReason::kStop;
@@ -344,11 +364,11 @@ void Engine::end(SequenceId id, FinishReason reason) {
 void Engine::emit(SequenceId id, TokenEvent event) {
   const auto it = running_.find(id);
   event.started = it->second.started;
-  event.cached_tokens = scheduler_.cached_tokens(id);
+  event.cached_tokens = replicas_.of(id).cached_tokens(id);
   const bool ends = event.finish.has_value();
   events_.push_back({id, it->second.receiver, std::move(event)});
   if (!ends) return;
-  scheduler_.remove(id);
+  replicas_.remove(id);
   running_.erase(it);
   drafter_.ended(id);
 }
@@ -368,12 +388,16 @@ void Engine::deliver_now(const std::vector<Event>& events) {
 
 void Engine::count_step() {
   const std::lock_guard lock(mutex_);
-  counts_.scheduler = scheduler_.counts();
-  if (step_.n_tokens() == 0) return;
+  counts_.scheduler = replicas_.counts();
+  if (replicas_.n() > 1) {
+    counts_.replicas.clear();
+    for (int i = 0; i < replicas_.n(); ++i) counts_.replicas.push_back(replicas_.at(i).counts());
+  }
+  if (n_tokens_ == 0) return;
   ++counts_.n_steps;
-  counts_.n_computed_tokens += step_.n_tokens();
+  counts_.n_computed_tokens += n_tokens_;
   counts_.n_generated_tokens += n_sampled_;
-  const int size = std::bit_width(static_cast<unsigned>(step_.n_tokens() - 1));
+  const int size = std::bit_width(static_cast<unsigned>(n_tokens_ - 1));
   ++counts_.steps_of[std::min(size, EngineCounts::kStepSizes - 1)];
 }
 

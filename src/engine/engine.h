@@ -11,8 +11,8 @@
 #include "engine/drafter.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
+#include "engine/replicas.h"
 #include "engine/request.h"
-#include "engine/scheduler.h"
 #include "engine/step_arrays.h"
 #include "engine/step_runner.h"
 #include "engine/token_chooser.h"
@@ -22,7 +22,8 @@ namespace tandem {
 
 struct EngineCounts {
   static constexpr int kStepSizes = 16;
-  Scheduler::Counts scheduler;
+  Scheduler::Counts scheduler;                   // of all replicas together
+  std::vector<Scheduler::Counts> replicas = {};  // of each, if there are several
   int64_t n_steps = 0;
   int64_t n_computed_tokens = 0;  // in all steps, prompt tokens included
   int64_t n_generated_tokens = 0;
@@ -32,7 +33,7 @@ struct EngineCounts {
 class Engine {
  public:
   struct Options {
-    int max_running = 256;            // sequences at a time, limited further by the model
+    int max_running = 256;            // sequences of a replica at a time; the model limits them too
     bool keeps_pages = true;          // prefix cache
     HostPages* host_pages = nullptr;  // for swapping; null: preempted sequences are recomputed
     OutputThread* output = nullptr;   // delivers events; null: they are delivered between steps
@@ -54,6 +55,7 @@ class Engine {
   void forget_pages();  // empties the prefix cache
   EngineCounts counts() const;
   int64_t context() const { return context_; }
+  int n_replicas() const { return replicas_.n(); }
   int vocabulary_size() const { return vocabulary_.size; }
 
   // One iteration of the loop, on the thread that owns the model's team: takes submitted and
@@ -61,10 +63,10 @@ class Engine {
   // compute. Throws what the model throws, such as RunError when the GPU is lost.
   bool step();
   // Tokens of a running sequence whose keys are in the cache. Only from the thread of step().
-  int n_computed(SequenceId id) const { return scheduler_.n_computed(id); }
+  int n_computed(SequenceId id) const { return replicas_.of(id).n_computed(id); }
   // Marks these tokens as computed in the prefix cache, with whatever numbers the cache holds: for
   // benchmarks of long contexts. Only from the thread of step().
-  void assume_cached(std::span<const int32_t> tokens) { scheduler_.assume_cached(tokens); }
+  void assume_cached(std::span<const int32_t> tokens) { replicas_.assume_cached(tokens); }
 
   // Runs steps until stop() and sleeps while there is nothing to do. Throws what step() throws;
   // unfinished and later requests then fail with its message.
@@ -89,6 +91,7 @@ class Engine {
     bool
         is_sampled;  // a token of the answer is sampled from it; otherwise the prompt has the token
     int n_ahead;     // drafts before it in this step; it counts if all of them are accepted
+    int replica;
   };
   struct Event {
     SequenceId id;
@@ -100,7 +103,11 @@ class Engine {
     std::vector<SequenceId> aborts;
     bool forget = false;
   };
-  using Plan = std::vector<Scheduler::Part>;
+  // What a replica computes of a sequence in this step.
+  struct Part : Scheduler::Part {
+    int replica;
+  };
+  using Plan = std::vector<Part>;  // the parts of replica 0 first
 
   bool wait_for_orders();
   void take_orders();
@@ -114,7 +121,8 @@ class Engine {
   void draft_next(double step_seconds);
   int room_for_drafts(SequenceId id, const Running& r) const;
 
-  void copy_pages();
+  void add_parts(int replica);
+  void copy_pages(int replica);
   void find_rows(const Plan& plan);
   Sampler* sampler_of(const LogitsRow& row);
   void use_row(const LogitsRow& row, size_t index);
@@ -133,12 +141,14 @@ class Engine {
   const int64_t context_;
   const Options options_;
   TokenChooser chooser_;
-  Scheduler scheduler_;
+  Replicas replicas_;
   Drafter drafter_;
-  StepArrays step_;
   ComputingSpeed speed_;
-  std::map<SequenceId, Running> running_;  // the requests in scheduler_
+  std::map<SequenceId, Running> running_;  // the requests in replicas_
   Plan parts_;                             // of this step
+  std::vector<StepArrays> steps_;          // [replicas] of this step
+  std::vector<Batch> batches_;             // [replicas] of this step
+  int n_tokens_ = 0;                       // of all replicas in this step
   std::vector<LogitsRow> rows_;            // rows of logits of this step
   int n_sampled_ = 0;                      // tokens sampled in this step
   std::vector<Event> events_;              // events of this step

@@ -15,7 +15,6 @@
 #include <optional>
 
 #include "engine/draft_source.h"
-#include "engine/sampler.h"
 #include "engine/step_arrays.h"
 #include "engine/step_runner.h"
 
@@ -23,12 +22,13 @@ namespace tandem {
 
 class MtpDrafts final : public DraftSource {
  public:
-  // Drafts are tokens of the vocabulary. References outlive the object.
-  MtpDrafts(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, int n_host_pages);
+  // Drafts are tokens of the model's vocabulary (StepRunner::set_vocabulary). References outlive
+  // the object.
+  MtpDrafts(StepRunner& model, KvCache& cache, int n_host_pages);
 
   std::vector<int32_t> draft(SequenceId id, std::span<const int32_t> tokens, int n) override;
-  void will_compute(std::span<const int32_t> pages, int first, int n) override;
-  void copied(const PageCopy& copy) override;
+  void will_compute(int replica, std::span<const int32_t> pages, int first, int n) override;
+  void copied(int replica, const PageCopy& copy) override;
   void step_done(std::span<const Advance> sequences, bool follows) override;
   void ended(SequenceId id) override { drafts_.erase(id); }
 
@@ -45,24 +45,22 @@ class MtpDrafts final : public DraftSource {
   };
 
   std::optional<Part> fill(const Advance& sequence);
-  int first_page_of(std::span<const int32_t> pages, int page) const;
+  int first_page_of(const Advance& sequence, int page) const;
+  void clear_steps();
   void run_layer(int module);
   void apply_again();
   void compute(int module, HiddenStates states);
   void take_drafts();
-  void choose(std::span<int32_t> tokens);
 
   StepRunner& model_;
   KvCache& cache_;
-  const int vocabulary_size_, n_modules_;
-  const std::unique_ptr<DeviceSampler> device_sampler_;  // null: the device does not draw
-  std::vector<uint8_t> n_filled_, n_filled_on_host_;     // rows of each page
-  std::vector<Part> parts_;
-  std::vector<const Part*> drafted_;  // the parts of the last rows of logits
+  const int n_modules_;
+  std::vector<std::vector<uint8_t>> n_filled_;  // [replicas][pages] rows
+  std::vector<uint8_t> n_filled_on_host_;       // [host pages], which only one replica has
+  std::vector<Part> parts_;                     // in order of replicas
+  std::vector<const Part*> drafted_;            // the parts of the last rows of logits
   std::map<SequenceId, Drafts> drafts_;
-  StepArrays step_;
-  Arena arena_;
-  TensorView logits_;  // [max_logits, vocab], on the host; none with a device that draws
+  std::vector<StepArrays> steps_;  // [replicas]
 };
 
 }  // namespace tandem

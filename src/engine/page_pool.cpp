@@ -41,17 +41,22 @@ int32_t PagePool::take() {
   return page;
 }
 
-std::vector<int32_t> PagePool::match(std::span<const int32_t> tokens, int max_pages) {
+std::vector<int32_t> PagePool::find(std::span<const int32_t> tokens, int max_pages) const {
   std::vector<int32_t> found;
   if (!keeps_) return found;
   uint64_t parent = kRoot;
   for (int i = 0; i < max_pages; ++i) {
     const auto part = tokens.subspan(size_t{kPageSize} * i, kPageSize);
-    const int32_t page = find(key_of(parent, part), parent, part);
+    const int32_t page = find_page(key_of(parent, part), parent, part);
     if (page < 0) break;
     parent = pages_[page].serial;
     found.push_back(page);
   }
+  return found;
+}
+
+std::vector<int32_t> PagePool::match(std::span<const int32_t> tokens, int max_pages) {
+  std::vector<int32_t> found = find(tokens, max_pages);
   for (const int32_t page : found) add_user(page);
   return found;
 }
@@ -61,7 +66,7 @@ void PagePool::publish(std::vector<int32_t>& pages, int index, std::span<const i
   const uint64_t parent = serial_before(pages, index);
   if (parent == kUnpublished || pages_[pages[index]].serial != kUnpublished) return;
   const uint64_t key = key_of(parent, tokens);
-  if (const int32_t same = find(key, parent, tokens); same >= 0) {
+  if (const int32_t same = find_page(key, parent, tokens); same >= 0) {
     add_user(same);
     remove_user(pages[index]);
     pages[index] = same;
@@ -113,7 +118,7 @@ void PagePool::forget() {
   for (int32_t page = 0; page < n_pages(); ++page) unpublish(page);
 }
 
-int32_t PagePool::find(uint64_t key, uint64_t parent, std::span<const int32_t> tokens) const {
+int32_t PagePool::find_page(uint64_t key, uint64_t parent, std::span<const int32_t> tokens) const {
   const auto entry = index_.find(key);
   if (entry == index_.end()) return -1;
   const Page& page = pages_[entry->second];

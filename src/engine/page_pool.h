@@ -29,6 +29,8 @@ class PagePool {
   // Pages that hold the keys of the first tokens of `tokens`, at most max_pages, each with one more
   // user. Exact: the tokens are compared, not only their hashes.
   std::vector<int32_t> match(std::span<const int32_t> tokens, int max_pages);
+  // The same pages without a user more: what match() would find.
+  std::vector<int32_t> find(std::span<const int32_t> tokens, int max_pages) const;
 
   // Makes the full page `index` of a sequence with the given pages available to match(). If another
   // page already holds the same tokens, the sequence shares that page and pages[index] changes; the
@@ -69,7 +71,7 @@ class PagePool {
     int32_t older = -1, newer = -1;                  // neighbours in the list of kept pages
     int32_t older_sibling = -1, newer_sibling = -1;  // pages that follow the same page
   };
-  int32_t find(uint64_t key, uint64_t parent, std::span<const int32_t> tokens) const;
+  int32_t find_page(uint64_t key, uint64_t parent, std::span<const int32_t> tokens) const;
   void enter(int32_t page, uint64_t parent, std::span<const int32_t> tokens);
   uint64_t serial_before(const std::vector<int32_t>& pages, int index) const;
   void add_user(int32_t page);

@@ -19,12 +19,6 @@ uint64_t mix(uint64_t x) {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// More likely first, equal ones by the lower token: a total order, so that a seed gives the same
-// text on every machine.
-constexpr auto kLikelier = [](const auto& a, const auto& b) {
-  return a.value != b.value ? a.value > b.value : a.token < b.token;
-};
-
 void require_finite(bool logits_are) {
   require(logits_are,
           "the model's logits are not finite: its weights are damaged or overflow; check the "
@@ -78,7 +72,6 @@ Sampler::Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
       penalises_(params.repetition_penalty != 1 || params.presence_penalty != 0 ||
                  params.frequency_penalty != 0) {
   const int vocab = vocabulary.size;
-  if (params_.temperature > 0) candidates_.resize(vocab);
   if (params_.n_top_logprobs >= 0) {
     raw_.resize(vocab);
     top_.resize(vocab);
@@ -99,12 +92,19 @@ std::optional<Draw> Sampler::next_draw(int32_t row, int n_ahead) const {
   const bool changes_logits =
       penalises_ || !params_.logit_bias.empty() || n < params_.min_new_tokens;
   if (changes_logits || !allowed_.empty() || params_.n_top_logprobs >= 0) return {};
-  return Draw{.row = row,
-              .temperature = params_.temperature,
-              .top_p = params_.top_p,
-              .min_p = params_.min_p,
-              .top_k = params_.top_k,
-              .uniform = uniform(params_.seed, n)};
+  Draw draw = draw_of(n);
+  draw.row = row;
+  return draw;
+}
+
+// The n-th draw.
+Draw Sampler::draw_of(int64_t n) const {
+  return {.row = 0,
+          .temperature = params_.temperature,
+          .top_p = params_.top_p,
+          .min_p = params_.min_p,
+          .top_k = params_.top_k,
+          .uniform = uniform(params_.seed, n)};
 }
 
 Sampled Sampler::drew(int32_t token) {
@@ -122,10 +122,7 @@ Sampled Sampler::next(std::span<float> logits) {
     for (const int32_t token : params_.held_back)
       if (token >= 0 && static_cast<size_t>(token) < logits.size()) logits[token] = kNever;
   if (!allowed_.empty()) keep_allowed(logits);
-  const int32_t token =
-      params_.temperature == 0
-          ? static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin())
-          : draw(logits);
+  const int32_t token = draw_(logits, draw_of(n_drawn_));
   ++n_drawn_;
   if (penalises_) {
     seen_[token] = 1;
@@ -161,53 +158,6 @@ void Sampler::penalise(std::span<float> logits) const {
   for (const auto& [token, bias] : params_.logit_bias) logits[token] = finite(logits[token] + bias);
 }
 
-// Applies temperature, then top-k, top-p and min-p, then draws with one uniform number from the
-// seed and the number of draws.
-int32_t Sampler::draw(std::span<const float> logits) {
-  const float max = *std::max_element(logits.begin(), logits.end());
-  size_t n = 0;
-  for (size_t t = 0; t < logits.size(); ++t)
-    if (logits[t] != kNever)
-      candidates_[n++] = {static_cast<int32_t>(t),
-                          std::exp((logits[t] - max) / params_.temperature)};
-  const auto begin = candidates_.begin();
-  if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < n) {
-    std::nth_element(begin, begin + (params_.top_k - 1), begin + n, kLikelier);
-    n = params_.top_k;
-  }
-  if (params_.top_p < 1) n = keep_top_p(n);
-  if (params_.min_p > 0)
-    n = std::partition(begin, begin + n,
-                       [&](const Candidate& c) { return c.value >= params_.min_p; }) -
-        begin;
-
-  double sum = 0;
-  const auto by_token = [](const Candidate& a, const Candidate& b) { return a.token < b.token; };
-  // Sorting 130,000 candidates takes milliseconds, also if they are in order.
-  if (!std::is_sorted(begin, begin + n, by_token)) std::sort(begin, begin + n, by_token);
-  for (size_t i = 0; i < n; ++i) sum += candidates_[i].value;
-  double left = uniform(params_.seed, n_drawn_) * sum;
-  for (size_t i = 0; i < n; ++i)
-    if ((left -= candidates_[i].value) < 0) return candidates_[i].token;
-  return candidates_[n - 1].token;
-}
-
-// Moves the most likely candidates that together reach top_p of the first n to the front, and
-// returns their number. Sorts no more than it must.
-size_t Sampler::keep_top_p(size_t n) {
-  double total = 0;
-  for (size_t i = 0; i < n; ++i) total += candidates_[i].value;
-  const auto begin = candidates_.begin();
-  double sum = 0;
-  for (size_t sorted = 0, block = 64; sorted < n; block *= 4) {
-    const size_t end = std::min(n, sorted + block);
-    std::partial_sort(begin + sorted, begin + end, begin + n, kLikelier);
-    for (; sorted < end; ++sorted)
-      if ((sum += candidates_[sorted].value) >= params_.top_p * total) return sorted + 1;
-  }
-  return n;
-}
-
 Sampled with_logprobs(std::span<float> logits, std::span<const int32_t> holes, int32_t token,
                       int n_top, std::vector<TokenLogprob>& scratch) {
   require_finite(logits);
@@ -222,7 +172,7 @@ Sampled with_logprobs(std::span<float> logits, std::span<const int32_t> holes, i
   const auto n = std::min(static_cast<size_t>(n_top), logits.size() - holes.size());
   std::partial_sort(scratch.begin(), scratch.begin() + static_cast<int64_t>(n), scratch.end(),
                     [](const TokenLogprob& a, const TokenLogprob& b) {
-                      return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
+                      return is_more_likely(a.logprob, a.token, b.logprob, b.token);
                     });
   const bool known = static_cast<size_t>(token) < logits.size();
   return {token, known ? logits[token] - log_sum : kNever, std::span(scratch).first(n)};

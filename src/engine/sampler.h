@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/device.h"
+#include "ops/cpu_sampler.h"
 
 namespace tandem {
 
@@ -58,7 +58,7 @@ Sampled with_logprobs(std::span<float> logits, std::span<const int32_t> holes, i
 
 class Sampler {
  public:
-  // Allocates all its memory. The prompt's tokens count for the repetition penalty. The vocabulary
+  // The prompt's tokens count for the repetition penalty. The vocabulary
   // outlives the sampler.
   Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
           std::span<const int32_t> prompt);
@@ -78,23 +78,18 @@ class Sampler {
   static double uniform(uint64_t seed, int64_t n);
 
  private:
-  struct Candidate {
-    int32_t token;
-    float value;  // logit, then probability relative to the most likely
-  };
   void penalise(std::span<float> logits) const;
   void keep_allowed(std::span<float> logits);
-  int32_t draw(std::span<const float> logits);
-  size_t keep_top_p(size_t n);
+  Draw draw_of(int64_t n) const;
 
   SamplingParams params_;
   std::span<const int32_t> holes_;
   std::span<const uint64_t> allowed_;  // empty: all tokens
   bool penalises_;
   int64_t n_drawn_ = 0;
-  std::vector<int32_t> n_generated_;   // [vocab], only with penalties
-  std::vector<uint8_t> seen_;          // [vocab], in prompt or output
-  std::vector<Candidate> candidates_;  // [vocab], unless greedy
+  std::vector<int32_t> n_generated_;  // [vocab], only with penalties
+  std::vector<uint8_t> seen_;         // [vocab], in prompt or output
+  TokenDraw draw_;
   std::vector<float> raw_;         // [vocab], logits before penalties, only with log-probabilities
   std::vector<TokenLogprob> top_;  // [vocab]
 };

@@ -293,6 +293,25 @@ const Scheduler::Sequence& Scheduler::at(SequenceId id) const {
   return it != running_.end() ? it->second : waiting_.at(id);
 }
 
+int64_t Scheduler::n_pending() const {
+  int64_t n = 0;
+  for (const Sequences* all : {&running_, &waiting_})
+    for (const auto& [id, sequence] : *all) n += sequence.n_pending();
+  return n;
+}
+
+Scheduler::Counts& Scheduler::Counts::operator+=(const Counts& other) {
+  for (int Counts::*n :
+       {&Counts::n_running, &Counts::n_waiting, &Counts::n_pages, &Counts::n_available_pages,
+        &Counts::n_host_pages, &Counts::n_free_host_pages, &Counts::n_swapped})
+    this->*n += other.*n;
+  for (int64_t Counts::*n :
+       {&Counts::n_preemptions, &Counts::n_swaps_out, &Counts::n_swaps_in, &Counts::n_prompt_tokens,
+        &Counts::n_cached_tokens, &Counts::n_drafted_tokens, &Counts::n_accepted_tokens})
+    this->*n += other.*n;
+  return *this;
+}
+
 Scheduler::Counts Scheduler::counts() const {
   return {.n_running = static_cast<int>(running_.size()),
           .n_waiting = static_cast<int>(waiting_.size()),

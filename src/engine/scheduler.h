@@ -50,6 +50,7 @@ class Scheduler {
     int64_t n_swaps_out = 0, n_swaps_in = 0;              // sequences to host memory and back
     int64_t n_prompt_tokens = 0, n_cached_tokens = 0;     // looked up and found in the prefix cache
     int64_t n_drafted_tokens = 0, n_accepted_tokens = 0;  // computed, and equal to the next token
+    Counts& operator+=(const Counts& other);
   };
 
   explicit Scheduler(const Limits& limits);
@@ -92,6 +93,14 @@ class Scheduler {
   // Removes a sequence that ended for any reason, running or waiting. Not between plan() and
   // computed().
   void remove(SequenceId id);
+
+  // Tokens of all sequences, running or waiting, that are still to be computed.
+  int64_t n_pending() const;
+  // How many tokens of a prompt the prefix cache has in full pages.
+  int64_t n_cached(std::span<const int32_t> prompt) const {
+    const auto n_pages = static_cast<int>((prompt.size() - 1) / kPageSize);
+    return std::ssize(pool_.find(prompt, n_pages)) * kPageSize;
+  }
 
   bool contains(SequenceId id) const { return running_.count(id) + waiting_.count(id) > 0; }
   bool empty() const { return running_.empty() && waiting_.empty(); }

@@ -1,8 +1,7 @@
 #include "engine/step_channel.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
+#include <numeric>
 
 #include "comm/agreement.h"
 #include "engine/step_runner.h"
@@ -13,60 +12,8 @@ namespace {
 // All ranks know the size of the first message. Steps of many tokens or pages have a second one.
 constexpr size_t kFirstMessage = 512;
 
-// Numbers before the arrays of a message.
-struct Header {
-  int32_t n_numbers;  // of the message
-  StepOrder order;
-  int32_t n_tokens, n_sequences, n_logit_rows, n_hidden_rows;
-};
-constexpr size_t kHeader = sizeof(Header) / sizeof(int32_t);
-using HeaderNumbers = std::array<int32_t, kHeader>;
-
 std::span<std::byte> bytes_of(std::span<int32_t> numbers) {
   return std::as_writable_bytes(numbers);
-}
-
-void append(std::vector<int32_t>& to, std::span<const int32_t> numbers) {
-  to.insert(to.end(), numbers.begin(), numbers.end());
-}
-
-void write(const StepOrder& order, const Batch& batch, std::vector<int32_t>& message) {
-  message.assign(kHeader, 0);
-  for (const auto array : {batch.tokens, batch.positions, batch.logit_rows, batch.hidden_rows})
-    append(message, array);
-  for (const Sequence& s : batch.sequences)
-    append(message, std::array{s.first_token, s.n_tokens, s.kv_length,
-                               static_cast<int32_t>(s.kv_pages.size())});
-  for (const Sequence& s : batch.sequences) append(message, s.kv_pages);
-  const Header header{static_cast<int32_t>(message.size()),
-                      order,
-                      batch.n(),
-                      static_cast<int32_t>(batch.sequences.size()),
-                      static_cast<int32_t>(batch.logit_rows.size()),
-                      static_cast<int32_t>(batch.hidden_rows.size())};
-  std::ranges::copy(std::bit_cast<HeaderNumbers>(header), message.begin());
-  message.resize(std::max(message.size(), kFirstMessage));
-}
-
-// The batch of a message, in which its arrays are; `sequences` holds those of the batch.
-Batch batch_of(const Header& header, std::span<const int32_t> arrays,
-               std::vector<Sequence>& sequences) {
-  const auto take = [&](int32_t n) {
-    const std::span<const int32_t> part = arrays.first(n);
-    arrays = arrays.subspan(n);
-    return part;
-  };
-  Batch batch{.tokens = take(header.n_tokens),
-              .positions = take(header.n_tokens),
-              .sequences = {},
-              .logit_rows = take(header.n_logit_rows),
-              .hidden_rows = take(header.n_hidden_rows)};
-  const std::span<const int32_t> numbers = take(4 * header.n_sequences);
-  sequences.clear();
-  for (size_t i = 0; i < numbers.size(); i += 4)
-    sequences.push_back({numbers[i], numbers[i + 1], numbers[i + 2], take(numbers[i + 3])});
-  batch.sequences = sequences;
-  return batch;
 }
 
 }  // namespace
@@ -99,25 +46,40 @@ void StepChannel::begin_holding(const Turn&) {
   heart_ = std::thread([this] { beat(); });
 }
 
-StepChannel::Turn StepChannel::announce(const StepOrder& order, const Batch& batch) {
+StepChannel::Turn StepChannel::announce(const StepMessage& message) {
   Turn turn(mutex_);
   begin_holding(turn);
-  send(order, batch);
+  send(message);
   return turn;
+}
+
+ConstBytes StepChannel::replies(std::span<const int64_t> n_bytes) {
+  const std::vector<int64_t> none(group_.size());
+  replies_.resize(std::accumulate(n_bytes.begin(), n_bytes.end(), int64_t{0}));
+  group_.all_to_all({{}, none}, {replies_, n_bytes});
+  return replies_;
+}
+
+void StepChannel::reply(ConstBytes bytes) {
+  const std::vector<int64_t> none(group_.size());
+  std::vector<int64_t> to_first(group_.size());
+  to_first[0] = std::ssize(bytes);
+  group_.all_to_all({bytes, to_first}, {{}, none});
 }
 
 void StepChannel::end() {
   {
     const Turn turn(mutex_);
     begin_holding(turn);
-    send({.kind = StepOrder::Kind::kEnd});
+    send({.order = {.kind = StepOrder::Kind::kEnd}});
     ended_ = true;
   }
   ended_changed_.notify_all();
 }
 
-void StepChannel::send(const StepOrder& order, const Batch& batch) {
-  write(order, batch, message_);
+void StepChannel::send(const StepMessage& message) {
+  write_message(message, message_);
+  message_.resize(std::max(message_.size(), kFirstMessage));
   const std::span<int32_t> numbers(message_);
   group_.broadcast(bytes_of(numbers.first(kFirstMessage)), 0);
   if (numbers.size() > kFirstMessage) group_.broadcast(bytes_of(numbers.subspan(kFirstMessage)), 0);
@@ -129,7 +91,7 @@ void StepChannel::beat() {
     for (Turn turn(mutex_); !ended_;) {
       ended_changed_.wait_for(turn, interval_, [&] { return ended_; });
       if (ended_ || Clock::now() - last_ < interval_) continue;
-      send({.kind = StepOrder::Kind::kHeartbeat});
+      send({.order = {.kind = StepOrder::Kind::kHeartbeat}});
       group_.barrier();
     }
   } catch (const GroupError& error) {
@@ -140,7 +102,7 @@ void StepChannel::beat() {
 void StepChannel::follow() {
   check(!leads(), "rank 0 decides steps");
   run_on_all(group_, [] {});  // as in begin_holding()
-  while (obey(receive())) {
+  while (obey(reader_.read(receive()))) {
   }
 }
 
@@ -156,26 +118,33 @@ std::span<const int32_t> StepChannel::receive() {
 }
 
 // Returns false at the end.
-bool StepChannel::obey(std::span<const int32_t> message) {
-  HeaderNumbers numbers;
-  std::copy_n(message.begin(), kHeader, numbers.begin());
-  const auto header = std::bit_cast<Header>(numbers);
-  const StepOrder& order = header.order;
+bool StepChannel::obey(const StepMessage& message) {
+  const StepOrder& order = message.order;
   if (order.kind == StepOrder::Kind::kEnd) return false;
   if (order.kind == StepOrder::Kind::kHeartbeat) {
     group_.barrier();
     return true;
   }
   const auto& [runner, cache] = models_.at(order.model);
-  if (order.kind == StepOrder::Kind::kCopyPage) {
-    runner.copy_page(cache, order.from_page, order.to_page);
-    return true;
+  switch (order.kind) {
+    case StepOrder::Kind::kForward:
+      runner.forward(message.batches, cache);
+      break;
+    case StepOrder::Kind::kDraft:
+      runner.draft(order.module, order.states, message.batches, cache);
+      break;
+    case StepOrder::Kind::kCopyPage:
+      runner.copy_page(cache, order.replica, order.from_page, order.to_page);
+      return true;
+    case StepOrder::Kind::kVocabulary:
+      runner.set_vocabulary(message.vocabulary);
+      return true;
+    case StepOrder::Kind::kLogits:
+      reply(runner.own_logits(message.logits));
+      return true;
+    default:
+      check(false, "an order that ranks obey");
   }
-  const Batch batch = batch_of(header, message.subspan(kHeader), sequences_);
-  if (order.kind == StepOrder::Kind::kForward)
-    runner.forward(batch, cache);
-  else
-    runner.draft(order.module, order.states, batch, cache);
   runner.device().wait();
   return true;
 }

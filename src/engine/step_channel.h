@@ -10,21 +10,11 @@
 
 #include "comm/group.h"
 #include "core/clock.h"
-#include "engine/deepseek.h"
+#include "engine/step_message.h"
 
 namespace tandem {
 
 class StepRunner;
-
-// What all ranks do next with one of their models. Sent as it is, as int32 numbers.
-struct StepOrder {
-  enum class Kind : int32_t { kForward, kDraft, kCopyPage, kHeartbeat, kEnd };
-  Kind kind;
-  int32_t model = 0;
-  int32_t module = 0;                            // of kDraft
-  HiddenStates states = HiddenStates::kOfModel;  // of kDraft
-  int32_t from_page = 0, to_page = 0;            // of kCopyPage
-};
 
 class StepChannel {
  public:
@@ -48,11 +38,12 @@ class StepChannel {
   // a command that may wait for its user before it calls this once all models are loaded. Throws as
   // announce() does.
   void begin();
-  // Rank 0: tells the other ranks what it computes until the turn is over; `batch` of kForward and
-  // kDraft. Throws GroupError when a rank is lost, and AgreedError when one has failed before the
-  // first step.
+  // Rank 0: tells the other ranks what it computes until the turn is over. Throws GroupError when a
+  // rank is lost, and AgreedError when one has failed before the first step.
   using Turn = std::unique_lock<std::mutex>;
-  Turn announce(const StepOrder& order, const Batch& batch = {});
+  Turn announce(const StepMessage& message);
+  // Rank 0, in a turn: what the ranks have replied, one after another; n_bytes: [ranks].
+  ConstBytes replies(std::span<const int64_t> n_bytes);
   // Rank 0: the other ranks return from follow().
   void end();
   // Other ranks: repeat the steps of rank 0 until end(). Throws what a step throws, and GroupError
@@ -65,17 +56,19 @@ class StepChannel {
     KvCache& cache;
   };
   void begin_holding(const Turn& turn);
-  void send(const StepOrder& order, const Batch& batch = {});
+  void send(const StepMessage& message);
   void beat();
   std::span<const int32_t> receive();
-  bool obey(std::span<const int32_t> order);
+  bool obey(const StepMessage& message);
+  void reply(ConstBytes bytes);
 
   Group& group_;
   const OnLost on_lost_;
   const Clock::duration interval_;
   std::vector<Model> models_;
   std::vector<int32_t> message_;
-  std::vector<Sequence> sequences_;
+  StepMessageReader reader_;
+  std::vector<std::byte> replies_;
 
   std::mutex mutex_;  // held while a step is computed; guards message_ and what is below
   std::condition_variable ended_changed_;

@@ -1,39 +1,64 @@
 // Runs the forward pass of a step: directly, or recorded and replayed by the device; as one pass,
 // or as two micro-batches that alternate while experts are computed on another device.
 #pragma once
+#include <memory>
+
 #include "engine/deepseek.h"
+#include "engine/logits_reader.h"
 #include "engine/step_channel.h"
 
 namespace tandem {
 
 class StepRunner {
  public:
-  StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form);
+  // `rank`: this one among those of the grid.
+  StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form, BackboneGrid grid = {},
+             int rank = 0);
 
-  // Fills the cache for every token of `batch` and computes one row of logits() for each of
-  // batch.logit_rows. The step may still be running when this returns; later work on device()
+  // Fills the cache for every token of a step and computes one row of logits() for each of its
+  // logit_rows; [replicas], of which this rank computes its own. One that has nothing to compute
+  // has an empty batch. The step may still be running when this returns; later work on device()
   // follows it. Throws RunError when a device was lost.
-  void forward(const Batch& batch, KvCache& cache);
+  void forward(std::span<const Batch> replicas, KvCache& cache);
+  void forward(const Batch& only, KvCache& cache) { forward(std::span(&only, 1), cache); }
   // The same, and copies the logits [n_logits, vocab] to the host.
-  void forward(const Batch& batch, KvCache& cache, TensorView logits);
+  void forward(const Batch& only, KvCache& cache, TensorView logits);
   // After forward(): computes layer `module` for multi-token prediction, for a step whose token i
   // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
-  // tokens after batch.logit_rows. Throws RunError as forward() does.
-  void draft(int module, HiddenStates states, const Batch& batch, KvCache& cache);
-  // Copies a page of the cache to another one.
-  void copy_page(KvCache& cache, int32_t from, int32_t to);
+  // tokens after logit_rows. Throws RunError as forward() does.
+  void draft(int module, HiddenStates states, std::span<const Batch> replicas, KvCache& cache);
+  void draft(int module, HiddenStates states, const Batch& only, KvCache& cache) {
+    draft(module, states, std::span(&only, 1), cache);
+  }
+  // Copies a page of a replica's cache to another one.
+  void copy_page(KvCache& cache, int replica, int32_t from, int32_t to);
+
+  // Which tokens read_logits() draws from now on.
+  void set_vocabulary(const DrawnVocabulary& vocabulary);
+  // Whether read_logits() can draw tokens.
+  bool draws() { return reader_ && reader_->draws(); }
+  // Waits for the last step and reads its logits, [replicas]; called once after each step. What the
+  // replicas give follows each other: tokens that are drawn, -1 where a logit of the row is not
+  // finite, and rows of logits [.., vocab] in host memory.
+  void read_logits(std::span<const LogitsWanted> replicas, std::span<int32_t> tokens,
+                   TensorView rows);
+  // What read_logits() wants of this rank, tokens and then rows; empty if another rank of the
+  // replica replies. Valid until the next call.
+  ConstBytes own_logits(std::span<const LogitsWanted> replicas);
+
   // From now on the other ranks of the channel are told of every call of the above; this is their
   // model of that number.
   void announce_on(StepChannel& channel, int number) {
     channel_ = &channel;
     number_ = number;
   }
-  // Logits of the last step in the device's memory, [max_logits, vocab].
+  // Logits of this replica's last step in the device's memory, [max_logits, vocab].
   TensorView logits() const { return model_.logits(); }
 
   Device& device() { return parts_.device; }
   const ModelConfig& config() const { return parts_.config; }
-  const StepLimits& limits() const { return limits_; }
+  const StepLimits& limits() const { return limits_; }  // of each replica
+  int n_replicas() const { return grid_.n_replicas; }
 
  private:
   // The operations of a step.
@@ -45,7 +70,10 @@ class StepRunner {
     const MicroBatches& step;  // `batch` as it passes through the layers
     KvCache& cache;
   };
-  StepChannel::Turn announced(StepOrder order, const Batch& batch = {}) const;
+  StepChannel::Turn announced(StepMessage message) const;
+  const Batch& own(std::span<const Batch> replicas) const;
+  bool only_takes_part(std::span<const Batch> replicas, LayerRange layers);
+  int64_t bytes_of(const LogitsWanted& wanted) const;
   bool is_decode(const Batch& step) const;
   MicroBatches micro_batches_of(const Batch& step) const;
   void compute(const Work& work, const std::function<void()>& enqueue);
@@ -57,6 +85,14 @@ class StepRunner {
   PassMemory memory_;
   StepChannel* channel_ = nullptr;  // null: no other rank repeats the steps
   int number_ = 0;                  // of this model in the channel
+  const BackboneGrid grid_;
+  const int rank_;
+  std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
+  std::vector<uint32_t> allowed_;         // of the vocabulary
+  int32_t n_drawn_tokens_ = 0;
+  bool others_know_vocabulary_ = false;
+  std::vector<std::byte> reply_;
+  std::vector<int64_t> reply_bytes_;  // [ranks]
 };
 
 }  // namespace tandem

@@ -1,50 +1,60 @@
 #include "engine/token_chooser.h"
 
 namespace tandem {
+namespace {
+
+int64_t most_rows(const StepRunner& model) {
+  return int64_t{model.n_replicas()} * model.limits().max_logits;
+}
+
+}  // namespace
+
 TokenChooser::TokenChooser(StepRunner& model, const Vocabulary& vocabulary)
     : model_(model),
       vocabulary_(vocabulary),
-      arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
-                                 size_of(DType::kF32))),
-      logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)),
-      device_sampler_(model.device().make_sampler(allowed_bits(vocabulary), vocabulary.size,
-                                                  model.limits().max_logits)) {
-  rows_.reserve(model.limits().max_logits);
-  draws_.reserve(model.limits().max_logits);
-  drawn_.resize(model.limits().max_logits);
+      allowed_(allowed_bits(vocabulary)),
+      arena_(Arena::padded_bytes(most_rows(model) * model.config().vocab * size_of(DType::kF32))),
+      logits_(arena_.matrix(most_rows(model), model.config().vocab, DType::kF32)),
+      draws_(model.n_replicas()),
+      copied_(model.n_replicas()),
+      wanted_(model.n_replicas()) {
+  rows_.reserve(most_rows(model));
+  drawn_.resize(most_rows(model));
+  for (int r = 0; r < model.n_replicas(); ++r) {
+    draws_[r].reserve(model.limits().max_logits);
+    copied_[r].reserve(model.limits().max_logits);
+  }
+  model.set_vocabulary({allowed_, vocabulary.size});
 }
 
-// Copies the rows for the host before drawing, which overwrites logits. Adjacent rows are copied
-// together.
 void TokenChooser::begin(std::span<const Use> uses) {
+  model_.set_vocabulary({allowed_, vocabulary_.size});  // of several engines each has its own
   rows_.clear();
-  draws_.clear();
-  const TensorView logits = model_.logits();
-  int64_t first = 0;  // first row that was not copied yet
-  const auto bring = [&](int64_t end) {
-    if (first < end)
-      model_.device().to_host(logits.rows_from(first, end - first),
-                              logits_.rows_from(first, end - first));
-    first = end + 1;
-  };
-  for (const auto& [sampler, n_ahead] : uses) {
-    const auto row = static_cast<int32_t>(rows_.size());
+  for (auto& draws : draws_) draws.clear();
+  for (auto& copied : copied_) copied.clear();
+  int64_t n_drawn = 0, n_copied = 0;
+  for (const auto& [sampler, n_ahead, replica] : uses) {
+    auto& draws = draws_[replica];
+    auto& copied = copied_[replica];
+    const auto row = static_cast<int32_t>(draws.size() + copied.size());
     const auto draw =
-        device_sampler_ && sampler ? sampler->next_draw(row, n_ahead) : std::optional<Draw>();
-    rows_.push_back({sampler, 0, draw.has_value()});
-    if (!draw) continue;
-    draws_.push_back(*draw);
-    bring(row);
+        model_.draws() && sampler ? sampler->next_draw(row, n_ahead) : std::optional<Draw>();
+    rows_.push_back({sampler, draw.has_value(), n_drawn, n_copied});
+    if (draw) {
+      draws.push_back(*draw);
+      ++n_drawn;
+    } else {
+      copied.push_back(row);
+      ++n_copied;
+    }
   }
-  bring(static_cast<int64_t>(rows_.size()));
-  if (draws_.empty()) return;
-  device_sampler_->draw(logits, draws_, drawn_);
-  for (size_t i = 0; i < draws_.size(); ++i) rows_[draws_[i].row].drawn = drawn_[i];
+  for (size_t r = 0; r < wanted_.size(); ++r) wanted_[r] = {copied_[r], draws_[r]};
+  model_.read_logits(wanted_, drawn_, logits_);
 }
 
 Sampled TokenChooser::token(size_t row) {
   const Row& r = rows_[row];
-  if (r.on_device) return r.sampler->drew(r.drawn);
+  if (r.is_drawn) return r.sampler->drew(drawn_[r.drawn]);
   return r.sampler->next(host_row(row));
 }
 

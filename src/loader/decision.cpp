@@ -14,6 +14,7 @@ namespace {
 
 bool has_gpu(const ModelOptions& options) {
   if (options.device != DeviceChoice::kAuto) return options.device == DeviceChoice::kCuda;
+  if (options.n_replicas > 1) return false;
   const std::string why_not = why_no_gpu();
   if (!why_not.empty()) options.warn(fmt::format("running on the CPU: {}", why_not));
   return why_not.empty();
@@ -38,7 +39,24 @@ Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
   const auto [rank, n_ranks, n_of_host] = subject.rank;
   if (n_ranks == 1) return {};
   return elsewhere_of(owners_of(parts.rank_of_expert, subject.config, n_ranks), subject.config,
-                      rank, n_ranks);
+                      rank, parts.grid);
+}
+
+// The ranks as the options divide them among replicas of the backbone.
+BackboneGrid asked_grid(const ModelOptions& options, const Subject& subject) {
+  const int n = subject.rank.n_ranks;
+  const int n_replicas = options.n_replicas > 0 ? options.n_replicas
+                         : options.tp > 0       ? std::max(n / options.tp, 1)
+                                                : 1;
+  const int tp = options.tp > 0 ? options.tp : std::max(n / n_replicas, 1);
+  require(
+      n_replicas * tp == n,
+      "--dp {} --tp {}: replicas of the backbone with so many ranks each are {} ranks, and there "
+      "are {}: leave one of the numbers out, or start {} ranks",
+      n_replicas, tp, n_replicas * tp, n, n_replicas * tp);
+  require(options.ep == 0 || options.ep == n,
+          "--ep {}: all {} ranks divide the experts: leave it out", options.ep, n);
+  return {n_replicas, tp};
 }
 
 std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
@@ -52,6 +70,12 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
                                        placement_from_file(options.placement), subject.rank);
   if (subject.rank.n_ranks > 1 && !parts.gpu)
     parts.experts.keep_elsewhere(on_other_ranks(subject, parts));
+  require(options.n_replicas == 0 || options.n_replicas == parts.grid.n_replicas,
+          "--dp {}: {} has {} replicas of the backbone: leave --dp out", options.n_replicas,
+          options.placement, parts.grid.n_replicas);
+  require(options.tp == 0 || options.tp == parts.grid.tp,
+          "--tp {}: {} divides the backbone by {}: leave --tp out", options.tp, options.placement,
+          parts.grid.tp);
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
           name_of(options.device), options.placement);
@@ -147,6 +171,13 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "--dense-products {}: a GPU computes the dense products: leave it out, or use --device "
           "cpu",
           name_of(options.dense_products));
+  require(decision.parts.grid.n_replicas == 1,
+          "--dp {}: replicas of the backbone run on CPUs: leave it out, or use --device cpu",
+          decision.parts.grid.n_replicas);
+  require(
+      options.dispatch == ExpertDispatch::kAuto || options.dispatch == ExpertDispatch::kAllReduce,
+      "--ep-dispatch {}: GPUs add up the sums of all experts: leave it out, or use --device cpu",
+      name_of(options.dispatch));
   const bool whole = all_on_gpu(share.parts);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   ExecutedParts& parts = decision.parts;
@@ -159,6 +190,14 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
                    Decision& decision) {
+  const bool divides_rows = decision.parts.grid.n_replicas > 1;
+  require(!divides_rows || options.dispatch != ExpertDispatch::kAllReduce,
+          "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
+          "auto, gather, all-to-all or low-latency",
+          decision.parts.grid.n_replicas);
+  require(!divides_rows || !options.record_routing,
+          "--record-routing: a replica of the backbone routes its own tokens only: record with one "
+          "replica");
   require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
   ExecutedParts& parts = decision.parts;
   parts.kv_type = cache_type_for(subject.kernels);
@@ -179,12 +218,16 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   const bool with_gpu = has_gpu(options);
   const std::optional<ExecutedParts> placed = placed_parts(options, subject, with_gpu);
   Decision decision;
-  if (placed) decision.parts = *placed;
+  if (placed)
+    decision.parts = *placed;
+  else
+    decision.parts.grid = asked_grid(options, subject);
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
   decision.parts.chunk_tokens = decision.limits.max_tokens;
   if (subject.rank.n_ranks > 1)
-    decision.share = share_of_rank(subject.config, subject.rank.rank, subject.rank.n_ranks);
+    decision.share = share_of_rank(subject.config, decision.parts.grid.part_of(subject.rank.rank),
+                                   decision.parts.grid.tp);
   std::optional<GpuShare> share;
   if (with_gpu) {
     decision.parts.kv_type = gpu_cache_type(options, placed);

@@ -85,6 +85,22 @@ std::string text_of_tensors(const WeightStore& store) {
       store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
+// The exchange that the user chooses; nothing: no exchange, or the fastest one.
+std::optional<ExchangeMode> mode_of(ExpertDispatch dispatch) {
+  switch (dispatch) {
+    case ExpertDispatch::kGather:
+      return ExchangeMode::kGather;
+    case ExpertDispatch::kAllToAll:
+      return ExchangeMode::kAllToAll;
+    case ExpertDispatch::kLowLatency:
+      return ExchangeMode::kLowLatency;
+    case ExpertDispatch::kAuto:
+    case ExpertDispatch::kAllReduce:
+      break;
+  }
+  return {};
+}
+
 // GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
   if (options.device == DeviceChoice::kCpu) return options;
@@ -103,6 +119,10 @@ ModelOptions options_of_rank(ModelOptions options) {
     options.device = DeviceChoice::kCpu;
   }
   return options;
+}
+
+bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
+  return options.ranks.group && (grid.n_replicas > 1 || mode_of(options.dispatch));
 }
 
 // A GPU waits without end for a rank that is lost. The group's own calls tell which one it is.
@@ -277,7 +297,10 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
   require(provider_ || options.dense_products != DenseProducts::kOneDnn,
           "--dense-products onednn: {}: leave it out, or install it", why_not);
   report_ = load_host_weights(source, decision.parts.experts);
-  start_team(options, decision.limits.max_tokens);
+  const int max_tokens = decision.limits.max_tokens;
+  const BackboneGrid grid = decision.parts.grid;
+  start_team(options, exchanges_rows(options, grid) ? ExchangedExperts::most_rows(grid, max_tokens)
+                                                    : max_tokens);
   device_ = std::make_unique<CpuDevice>(*team_);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, decision.limits.max_tokens, *team_);
   if (options.dense_products != DenseProducts::kTandem) {
@@ -287,24 +310,52 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                 : fmt::format("tandem's kernels: {}", why_not);
     options.note("dense products: " + dense_products_);
   }
-  ExpertPool& experts =
-      options.ranks.group ? start_ranks(*options.ranks.group, decision.parts) : *experts_;
+  ExpertPool& experts = options.ranks.group ? start_ranks(options, decision) : *experts_;
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_);
     experts.observe(recorder_.get());
   }
   model_ = std::make_unique<StepRunner>(ModelParts{config_, weights_, *device_, *ops_, experts},
-                                        decision.limits, options.attention);
+                                        decision.limits, options.attention, grid,
+                                        options.ranks.group ? options.ranks.group->rank() : 0);
   const DType type = decision.parts.kv_type;
   cache_ = std::make_unique<KvCache>(config_, kv_tokens(options, config_, context_, type), type);
 }
 
-// All ranks have the same tokens, so only sums travel.
-ExpertPool& LoadedModel::start_ranks(Group& group, const ExecutedParts& parts) {
-  ops_->use(group);
-  owners_ = std::make_unique<ExpertOwners>(owners_of(parts.rank_of_expert, config_, group.size()));
+ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision& decision) {
+  Group& group = *options.ranks.group;
+  const BackboneGrid grid = decision.parts.grid;
+  if (grid.n_replicas > 1) {
+    check(options.ranks.steps, "rank 0 decides the steps of replicas");
+    replica_ = group.split(grid.replica_of(group.rank()));
+  }
+  if (grid.tp > 1) ops_->use(replica_ ? *replica_ : group);
+  owners_ = std::make_unique<ExpertOwners>(
+      owners_of(decision.parts.rank_of_expert, config_, group.size()));
+  if (exchanges_rows(options, grid)) {
+    exchanged_experts_ = exchanged_experts(options, decision);
+    return *exchanged_experts_;
+  }
   rank_experts_ = std::make_unique<RankExperts>(*owners_, group.rank(), *experts_);
   return *rank_experts_;
+}
+
+// Rows travel as BF16 where the experts of all ranks round them to that anyway.
+std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOptions& options,
+                                                                 const Decision& decision) {
+  Group& group = *options.ranks.group;
+  bool takes_bf16 = true;
+  const std::vector<cpu::ActivationType> types = experts_->activations();
+  for (int layer = 0; layer < config_.n_all_layers(); ++layer)
+    if (config_.is_moe(layer))
+      takes_bf16 = takes_bf16 && types[layer] == cpu::ActivationType::kBF16;
+  takes_bf16 = least_on_all(group, takes_bf16) > 0;
+  auto experts = std::make_unique<ExchangedExperts>(
+      ExchangedParts{group, decision.parts.grid, *owners_, kernels_, config_, *experts_,
+                     decision.limits.max_tokens, takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
+                     mode_of(options.dispatch)});
+  options.note("rows of experts: " + experts->modes());
+  return experts;
 }
 
 LoadReport LoadedModel::load_host_weights(const Source& source, const ExpertsLayout& experts) {

@@ -10,6 +10,7 @@
 #include "engine/step_runner.h"
 #include "loader/decision.h"
 #include "offload/cpu_experts.h"
+#include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"
 #include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
@@ -67,7 +68,9 @@ class LoadedModel {
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
-  ExpertPool& start_ranks(Group& group, const ExecutedParts& parts);
+  ExpertPool& start_ranks(const ModelOptions& options, const Decision& decision);
+  std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,
+                                                      const Decision& decision);
   void join_ranks(Group& group);
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);
@@ -89,8 +92,10 @@ class LoadedModel {
   std::string dense_products_;
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
-  std::unique_ptr<ExpertOwners> owners_;       // these two: null without CPUs of other ranks
-  std::unique_ptr<RankExperts> rank_experts_;
+  std::unique_ptr<ExpertOwners> owners_;       // null without CPUs of other ranks
+  std::unique_ptr<Group> replica_;             // the ranks of this replica, if there are several
+  std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
+  std::unique_ptr<ExchangedExperts> exchanged_experts_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything
   std::unique_ptr<ProgressWatch> rank_watch_;  // for GPUs of several ranks

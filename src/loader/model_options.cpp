@@ -16,6 +16,11 @@ const char* name_of(DenseProducts products) {
   return names[static_cast<int>(products)];
 }
 
+const char* name_of(ExpertDispatch dispatch) {
+  const char* names[] = {"auto", "all-reduce", "gather", "all-to-all", "low-latency"};
+  return names[static_cast<int>(dispatch)];
+}
+
 const char* name_of(DraftChoice draft) {
   const char* names[] = {"off", "auto", "mtp", "lookup"};
   return names[static_cast<int>(draft)];

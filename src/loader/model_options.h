@@ -27,6 +27,13 @@ enum class DraftChoice { kOff, kAuto, kMtp, kLookup };
 const char* name_of(DraftChoice draft);  // "off", "auto", "mtp", "lookup"
 constexpr int kUsualDraftTokens = 4;
 
+// How rows of tokens come to the ranks that have their experts (offload/ranks/expert_exchange.h).
+// kAllReduce: every rank has all rows, and only sums travel; for one replica of the backbone.
+// kAuto: that, or for several replicas what is measured to be faster, for prompts and for decode.
+enum class ExpertDispatch { kAuto, kAllReduce, kGather, kAllToAll, kLowLatency };
+// "auto", "all-reduce", "gather", "all-to-all", "low-latency"
+const char* name_of(ExpertDispatch dispatch);
+
 // The ranks that compute a model together: they divide its heads, columns and experts, and compute
 // the same steps. All ranks are given the same options.
 struct Ranks {
@@ -68,6 +75,10 @@ struct ModelOptions {
   std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
   Ranks ranks = {};
+  int n_replicas = 0;  // of the backbone; 0: as placed, or one
+  int tp = 0;          // ranks of a replica; 0: all ranks divided by the replicas
+  int ep = 0;          // ranks that divide the experts, which is all of them; 0: not said
+  ExpertDispatch dispatch = ExpertDispatch::kAuto;
   int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
   bool record_routing = false;
   bool record_timeline = false;      // of steps shared by GPU and CPU

@@ -9,6 +9,18 @@
 
 namespace tandem {
 
+// The ranks of a model. Those of a replica of the backbone follow each other and divide it; each
+// replica computes tokens of its own (data parallelism), and all ranks divide the routed experts.
+struct BackboneGrid {
+  int n_replicas = 1;
+  int tp = 1;  // ranks of a replica
+  int n_ranks() const { return n_replicas * tp; }
+  int replica_of(int rank) const { return rank / tp; }
+  int first_rank_of(int replica) const { return replica * tp; }
+  // The number of a rank among those of its replica.
+  int part_of(int rank) const { return rank % tp; }
+};
+
 // The part of one rank. Slices begin at whole blocks of scales; a rank may have none of something.
 struct BackboneShare {
   int rank;

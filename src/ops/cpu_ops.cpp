@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/rounding.h"
+#include "ops/cpu_sampler.h"
 #include "ops/cpu_weights.h"
 #include "ops/router.h"
 
@@ -230,5 +231,10 @@ void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
 }
 
 void CpuDevice::to_host(TensorView x, TensorView out) { copy_rows(x, out); }
+
+std::unique_ptr<DeviceSampler> CpuDevice::make_sampler(std::span<const uint32_t> allowed,
+                                                       int n_tokens, int) {
+  return std::make_unique<CpuSampler>(allowed, n_tokens, team_);
+}
 
 }  // namespace tandem

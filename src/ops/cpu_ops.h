@@ -29,6 +29,8 @@ class CpuDevice final : public Device {
   Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
   void copy(const void* from, int64_t bytes, void* to) override;
   void to_host(TensorView x, TensorView out) override;
+  std::unique_ptr<DeviceSampler> make_sampler(std::span<const uint32_t> allowed, int n_tokens,
+                                              int max_rows) override;
 
  private:
   Team& team_;

@@ -61,6 +61,27 @@ std::string escaped(const std::string& label) {
   return out;
 }
 
+// Nothing for a single one, whose numbers are those of the engine.
+void replicas_text(PrometheusText& t, const std::vector<Scheduler::Counts>& replicas) {
+  const auto each = [&](const std::string& name, const char* kind, const char* help, auto value) {
+    if (replicas.empty()) return;
+    t.type("tandem:replica_" + name, kind, help);
+    for (size_t i = 0; i < replicas.size(); ++i)
+      t.value("tandem:replica_" + name, value(replicas[i]), fmt::format("replica=\"{}\"", i));
+  };
+  using Counts = const Scheduler::Counts&;
+  each("requests_running", "gauge", "Requests that run on a replica of the backbone.",
+       [](Counts s) { return s.n_running; });
+  each("requests_waiting", "gauge", "Requests that wait for KV cache pages of a replica.",
+       [](Counts s) { return s.n_waiting; });
+  each("kv_cache_usage", "gauge", "Fraction of a replica's KV cache in use.",
+       [](Counts s) { return 1 - static_cast<double>(s.n_available_pages) / s.n_pages; });
+  each("prompt_tokens_total", "counter", "Prompt tokens that were dealt to a replica.",
+       [](Counts s) { return s.n_prompt_tokens; });
+  each("prefix_cache_hits_total", "counter", "Of these, found in the replica's prefix cache.",
+       [](Counts s) { return s.n_cached_tokens; });
+}
+
 void engine_text(PrometheusText& t, const EngineCounts& c) {
   const Scheduler::Counts& s = c.scheduler;
   t.both("gauge", "requests_running", "num_requests_running", "Requests that are running.",
@@ -89,6 +110,7 @@ void engine_text(PrometheusText& t, const EngineCounts& c) {
          "Drafts that were computed.", s.n_drafted_tokens);
   t.both("counter", "accepted_draft_tokens_total", "spec_decode_num_accepted_tokens_total",
          "Drafts that were accepted.", s.n_accepted_tokens);
+  replicas_text(t, c.replicas);
   t.type("tandem:steps_total", "counter", "Steps of the model.");
   t.value("tandem:steps_total", c.n_steps);
   t.type("vllm:cache_config_info", "gauge", "The KV cache.");

@@ -270,7 +270,14 @@ void Service::require_context_fits(const GenerationRequest& request, size_t n_pr
 
 HttpResponse Service::health() const {
   if (stopping_) return {503, dump_json({{"status", "stopping"}})};
-  if (engine_.load()) return {200, dump_json({{"status", "ready"}})};
+  if (const Engine* engine = engine_.load()) {
+    OrderedJson json = {{"status", "ready"}};
+    if (options_.n_ranks > 1) {  // all of them answer: otherwise this process has ended
+      json["ranks"] = options_.n_ranks;
+      json["replicas"] = engine->n_replicas();
+    }
+    return {200, dump_json(json)};
+  }
   return {503, dump_json({{"status", "loading"}, {"loaded", loaded_fraction_.load()}})};
 }
 
@@ -283,6 +290,8 @@ HttpResponse Service::server_info() const {
     const Scheduler::Counts counts = engine->counts().scheduler;
     json["context_length"] = engine->context();
     json["kv_tokens"] = int64_t{counts.n_pages} * kPageSize;
+    json["dp_size"] = engine->n_replicas();
+    json["tp_size"] = options_.n_ranks / engine->n_replicas();
   }
   return json_response(json);
 }

@@ -145,7 +145,6 @@ std::unique_ptr<ExpertExchange> exchange_if_possible(const Mode& mode, const Ben
 
 }  // namespace
 
-// Layer after layer, as a step makes them: the first has the exchange of numbers of tokens.
 void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row) {
   const BenchRanks& ranks = *bench.options.ranks;
   const ModelConfig& config = bench.config;
@@ -173,7 +172,7 @@ void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row)
           {RowCodec(kernels, there, dim).bytes() + lists, RowCodec(kernels, back, dim).bytes()},
           n_tokens, rows_to);
       const Buffer sums(exchange->max_rows() * dim * 4);
-      exchange->begin(n_tokens);
+      exchange->begin(std::vector<int64_t>(n_ranks, n_tokens));
       const auto own = [&] {
         const ExpertBatch batch = exchange->dispatch(tokens.batch(layer));
         exchange->combine({sums.data(), batch.x.rows, dim, dim},

@@ -1,0 +1,55 @@
+// What rank 0 tells the other ranks of a model to do next, and how that is written as numbers.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/deepseek.h"
+#include "ops/device.h"
+
+namespace tandem {
+
+// What is wanted of the logits that the last step of a replica has computed.
+struct LogitsWanted {
+  std::span<const int32_t> copied = {};  // these rows, ascending, are copied to the host
+  std::span<const Draw> draws = {};  // then tokens of these rows are drawn, which overwrites them
+};
+
+// The tokens that are drawn: those with a set bit among the first n_tokens.
+struct DrawnVocabulary {
+  std::span<const uint32_t> allowed = {};
+  int32_t n_tokens = 0;
+};
+
+struct StepOrder {
+  enum class Kind : int32_t { kForward, kDraft, kCopyPage, kVocabulary, kLogits, kHeartbeat, kEnd };
+  Kind kind;
+  int32_t model = 0;
+  int32_t module = 0;                               // of kDraft
+  HiddenStates states = HiddenStates::kOfModel;     // of kDraft
+  int32_t replica = 0, from_page = 0, to_page = 0;  // of kCopyPage
+};
+
+struct StepMessage {
+  StepOrder order;
+  std::span<const Batch> batches = {};        // [replicas] of kForward and kDraft
+  std::span<const LogitsWanted> logits = {};  // [replicas] of kLogits
+  DrawnVocabulary vocabulary = {};            // of kVocabulary
+};
+
+// The first number is how many there are.
+void write_message(const StepMessage& message, std::vector<int32_t>& numbers);
+
+class StepMessageReader {
+ public:
+  // The message refers to `numbers`, and to the reader until the next call.
+  StepMessage read(std::span<const int32_t> numbers);
+
+ private:
+  std::vector<Batch> batches_;
+  std::vector<Sequence> sequences_;
+  std::vector<LogitsWanted> logits_;
+  std::vector<Draw> draws_;
+};
+
+}  // namespace tandem
