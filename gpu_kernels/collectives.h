@@ -22,12 +22,18 @@ class Collectives {
   ~Collectives();
 
   int rank() const;
+  int n_ranks() const;
   // x = sum of x of all ranks [n]: the same bits on every rank. Ranks make the same calls in the
   // same order, recorded or not. The stream waits until all ranks have come.
   void all_reduce(Stream& stream, float* x, int64_t n);
+  // Piece r of `all`, each of n 4-byte numbers, comes from rank r: its own piece is there before.
+  void all_gather(Stream& stream, void* all, int64_t n);
+  // Piece rank() of `all`, each of n floats, becomes the sum of that piece of all ranks. The other
+  // pieces are undefined then.
+  void reduce_scatter(Stream& stream, float* all, int64_t n);
   // For a watch on a thread of its own, because a stream waits for a lost rank without end: whether
   // the GPU has work that may wait, which the caller says, and a number that changes while the GPU
-  // passes calls of all_reduce().
+  // passes calls of the above.
   void begin_work() { has_work_ = true; }
   void end_work() { has_work_ = false; }
   bool has_work() const { return has_work_; }

@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
 #pragma unroll 4
   for (int i = 0; i < a.n_active; ++i) {
     const int32_t row = a.row_of[token * a.n_active + i];
-    if (row >= 0) sum += a.weights[token * a.n_active + i] * a.rows[row * a.row_stride + column];
+    if (row >= 0)
+      sum += a.weights[token * a.weights_stride + i] * a.rows[row * a.row_stride + column];
   }
   *y = sum;
 }
@@ -59,8 +60,9 @@ void round_rows(const Stream& stream, const RoundArgs& a) {
 void combine_experts(const Stream& stream, const CombineArgs& a) {
   for (int first = 0; first < a.n_tokens; first += kMaxGridYz) {
     CombineArgs part = a;
+    if (part.weights_stride == 0) part.weights_stride = a.n_active;
     part.row_of += int64_t{first} * a.n_active;
-    part.weights += int64_t{first} * a.n_active;
+    part.weights += first * part.weights_stride;
     part.y += first * a.y_stride;
     part.n_tokens = min(a.n_tokens - first, kMaxGridYz);
     launch(combine_kernel,

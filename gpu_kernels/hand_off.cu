@@ -10,6 +10,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256, kEach = 8;
+constexpr int32_t kNowhere = -2;  // the place of an expert that does not exist
 
 struct Shared {
   float max[kThreads / 32];
@@ -18,7 +19,7 @@ struct Shared {
 __device__ void hand_down_pairs(const HandDownArgs& a, int64_t token) {
   for (int i = threadIdx.x; i < a.n_active; i += kThreads) {
     const int32_t id = a.ids[token * a.ids_stride + i];
-    const int32_t place = a.gpu_place ? a.gpu_place[id] : -1;
+    const int32_t place = id < 0 ? kNowhere : a.gpu_place ? a.gpu_place[id] : -1;
     a.to.ids[token * a.n_active + i] = place == -1 ? id : -1;
     a.to.weights[token * a.n_active + i] = a.weights.data[token * a.weights.stride + i];
     if (a.gpu_ids) a.gpu_ids[token * a.n_active + i] = place;
@@ -100,7 +101,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__ PlaceArgs a) {
   const int pair = blockIdx.x * kThreads + threadIdx.x;
   if (pair >= a.tokens * a.n_active) return;
-  a.out[pair] = a.place[a.ids[pair / a.n_active * a.ids_stride + pair % a.n_active]];
+  const int32_t id = a.ids[pair / a.n_active * a.ids_stride + pair % a.n_active];
+  a.out[pair] = id < 0 ? kNowhere : a.place[id];
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ struct HandedDown {
 
 struct HandDownArgs {
   Matrix x;            // [tokens, dim]
-  const int32_t* ids;  // [tokens, n_active], rows ids_stride apart
+  const int32_t* ids;  // [tokens, n_active], rows ids_stride apart; negative ones are left out
   int64_t ids_stride;
   Matrix weights;  // [tokens, n_active]
   // Index of each expert among those on the GPU; -1: on the CPU, below: elsewhere. Null: all are on
@@ -48,7 +48,7 @@ struct AddAwaitedArgs {
 };
 void add_awaited(const Stream& stream, const AddAwaitedArgs& args);
 
-// out[t, i] = place[ids[t, i]].
+// out[t, i] = place[ids[t, i]], below -1 for a negative id.
 struct PlaceArgs {
   const int32_t* ids;  // [tokens, n_active], rows ids_stride apart
   int64_t ids_stride;

@@ -218,7 +218,8 @@ struct CombineArgs {
   float* y;               // [n_tokens, cols]
   int64_t row_stride, y_stride;
   int n_tokens, n_active, cols;
-  bool add;  // true: adds to y; false: overwrites y
+  bool add;                    // true: adds to y; false: overwrites y
+  int64_t weights_stride = 0;  // between rows of weights; 0: n_active
 };
 void combine_experts(const Stream& stream, const CombineArgs& args);
 

@@ -123,7 +123,6 @@ void CudaExpertRows::down(const Sorted& rows, const gpu::ExpertWeights& down, Ra
 
 void CudaExpertRows::add_to(const Sorted& rows, TensorView y) {
   const TensorView& weights = rows.weights;
-  check(weights.stride == weights.cols, "weights of a step's experts are dense");
   gpu::combine_experts(stream_, {.rows = rows_.as<float>() + rows.first_pair * c_.dim,
                                  .row_of = row_of_.as<int32_t>() + rows.first_pair,
                                  .weights = static_cast<const float*>(weights.data),
@@ -133,7 +132,8 @@ void CudaExpertRows::add_to(const Sorted& rows, TensorView y) {
                                  .n_tokens = static_cast<int>(y.rows),
                                  .n_active = static_cast<int>(weights.cols),
                                  .cols = c_.dim,
-                                 .add = true});
+                                 .add = true,
+                                 .weights_stride = weights.stride});
 }
 
 // All pairs may choose these experts, but an expert is expected to have its share of the model's.

@@ -130,7 +130,7 @@ TEST(GpuDrafts, TheGraphsUsedLastAreKept) {
   CudaDevice device(stream, true);
   int n_enqueued = 0, n_followed = 0;
   const auto run = [&](int n_logits) {
-    const RecordKey key = {nullptr, nullptr, 0, 0, n_logits, {{{1, 1, 1}}}};
+    const RecordKey key = {nullptr, nullptr, 0, 0, n_logits, {{{1, 1, 1}}}, 1};
     device.run_recorded(
         key, [&] { ++n_enqueued; }, [&] { ++n_followed; });
   };
@@ -157,7 +157,7 @@ TEST(GpuDrafts, RecordingsStayWithinTheirMemory) {
   CudaDevice device(stream, true, 20 << 10);
   int n_enqueued = 0;
   const auto run = [&](int n_logits) {
-    const RecordKey key = {nullptr, nullptr, 0, 0, n_logits, {{{1, 1, 1}}}};
+    const RecordKey key = {nullptr, nullptr, 0, 0, n_logits, {{{1, 1, 1}}}, 1};
     const auto enqueue = [&] {
       ++n_enqueued;
       for (int i = 0; i < 6; ++i) stream.copy(mapped.as<void>(), 4, word.as<void>());

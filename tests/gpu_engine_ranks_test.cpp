@@ -31,17 +31,18 @@ void on_ranks(int n, const std::function<void(Group&)>& work) {
   });
 }
 
-Placement backbone_on_gpus(const ModelConfig& c, int n_ranks) {
+// Divided among all GPUs, or `tp` of them for each replica.
+Placement backbone_on_gpus(const ModelConfig& c, int n_ranks, int tp = 0) {
   Placement p = backbone_on_gpu(c, kContext);
-  p.stages[0].tp = n_ranks;
+  p.stages[0].tp = tp > 0 ? tp : n_ranks;
   p.stages[0].devices.clear();
   for (int rank = 0; rank < n_ranks; ++rank) p.stages[0].devices.push_back({0, rank});
   return p;
 }
 
 // All experts in slices on the GPUs of a host.
-Placement sliced_placement(const ModelConfig& c, int n_ranks) {
-  Placement p = backbone_on_gpus(c, n_ranks);
+Placement sliced_placement(const ModelConfig& c, int n_ranks, int tp = 0) {
+  Placement p = backbone_on_gpus(c, n_ranks, tp);
   ExpertGroup all = {{}, stored_expert_format(c), p.stages[0].devices, true};
   for (int e = 0; e < c.router.n_experts; ++e) all.experts.push_back(e);
   p.layers.push_back({0, c.n_layers - 1, {all}});
@@ -50,8 +51,8 @@ Placement sliced_placement(const ModelConfig& c, int n_ranks) {
 
 // Experts on the GPUs of a host and on its CPU, in which some layers have none on one of them.
 Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19937& rng,
-                                    bool with_cpu) {
-  Placement p = backbone_on_gpus(c, n_ranks);
+                                    bool with_cpu, int tp = 0) {
+  Placement p = backbone_on_gpus(c, n_ranks, tp);
   p.embedding_on_cpu = rng() % 2;
   p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
   for (int l = 0; l < c.n_layers; ++l) {
@@ -103,6 +104,69 @@ TEST_P(GpuRanks, HaveTheLogitsOfTheCpu) {
   }
 }
 
+// Logits of one text that every replica computes, at the same time as others do.
+std::vector<Logits> logits_of_replicas(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
+  Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
+                {.keeps_pages = false});
+  std::vector<Logits> all(engine.n_replicas() + 1);  // and one of them computes it twice
+  for (Logits& logits : all) {
+    EngineRequest request;
+    request.request.prompt = tokens;
+    request.first_scored = 0;
+    request.on_event = [](const TokenEvent&) { return true; };
+    request.on_logits = [&logits](int, std::span<const float> row) {
+      logits.emplace_back(row.begin(), row.end());
+    };
+    engine.submit(std::move(request));
+  }
+  while (engine.step()) {
+  }
+  for (const Scheduler::Counts& counts : engine.counts().replicas)
+    EXPECT_GE(counts.n_prompt_tokens, std::ssize(tokens));
+  return all;
+}
+
+void expect_logits_of_replicas(int n_ranks, const ModelOptions& options,
+                               const std::vector<int32_t>& tokens, const Logits& want,
+                               double share) {
+  on_ranks(n_ranks, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    LoadedModel loaded(on_rank(options, group, &steps));
+    if (!steps.leads()) return steps.follow();
+    for (const Logits& got : logits_of_replicas(loaded, tokens))
+      expect_close_logits(got, want, share);
+    steps.end();
+  });
+}
+
+TEST_P(GpuRanks, ReplicasHaveTheLogitsOfTheCpu) {
+  const LimitedGpuMemory memory(kEnough);
+  const std::string directory = kGolden + GetParam();
+  const GoldenFile golden(directory + "/golden.safetensors");
+  const std::vector<int32_t> tokens =
+      golden.ints(golden.has("tokens_17") ? "tokens_17" : "tokens_5");
+  LoadedModel cpu({.directory = directory,
+                   .isa = cpu::Isa::kReference,
+                   .n_threads = 1,
+                   .context = kContext,
+                   .max_logits = 40});
+  const Logits want = logits_after(cpu, tokens);
+  std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
+  struct Grid {
+    int n_ranks, tp;
+  };
+  for (const auto& [n_ranks, tp] : {Grid{2, 1}, Grid{4, 2}}) {
+    SCOPED_TRACE(fmt::format("{} ranks, tp {}", n_ranks, tp));
+    const PlacementFile file(random_placement_of_ranks(cpu.config(), n_ranks, rng, tp == 1, tp));
+    expect_logits_of_replicas(n_ranks,
+                              {.directory = directory,
+                               .device = DeviceChoice::kCuda,
+                               .max_logits = 40,
+                               .placement = file.path()},
+                              tokens, want, 2e-2);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_ties(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
 
@@ -151,6 +215,13 @@ TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
       int64_t{2} * c.router.n_experts * c.dim * c.expert_dim * 2;  // all experts'
   for (const int64_t bytes : read)                                 // rows of down are read whole
     EXPECT_LE(bytes, cpu.load_report().bytes - matrix);
+
+  const PlacementFile replicas(sliced_placement(cpu.config(), 2, 1));
+  ModelOptions placed = options;
+  placed.device = DeviceChoice::kCuda;
+  placed.context = 0;
+  placed.placement = replicas.path();
+  expect_logits_of_replicas(2, placed, tokens, want, 3e-2);
 }
 
 // Answers of rank 0's engine, whose steps the others repeat.
@@ -177,10 +248,18 @@ TEST(GpuRanksOfTinyR1, AnswerAsTheCpu) {
   const auto want = answers(tiny_r1(DeviceChoice::kCpu), 3);
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   EXPECT_EQ(answers_on_ranks(2, options, 3), want) << "without a placement";
+  ModelOptions replicas = options;
+  replicas.n_replicas = 2;
+  EXPECT_EQ(answers_on_ranks(2, replicas, 3), want) << "replicas without a placement";
   std::mt19937 rng(5);
   const ModelConfig config = ModelConfig::from_directory(options.directory);
-  for (const DraftChoice draft : {DraftChoice::kOff, DraftChoice::kMtp}) {
-    Placement placement = random_placement_of_ranks(config, 2, rng, true);
+  struct Case {
+    DraftChoice draft;
+    int tp;
+  };
+  for (const auto& [draft, tp] : {Case{DraftChoice::kOff, 2}, Case{DraftChoice::kMtp, 2},
+                                  Case{DraftChoice::kOff, 1}, Case{DraftChoice::kMtp, 1}}) {
+    Placement placement = random_placement_of_ranks(config, 2, rng, true, tp);
     placement.kv_tokens = options.context;
     placement.prefill_chunk_tokens = 17;
     placement.stream_from_tokens = draft == DraftChoice::kOff ? 9 : 0;
@@ -188,7 +267,7 @@ TEST(GpuRanksOfTinyR1, AnswerAsTheCpu) {
     options.placement = file.path();
     options.draft = draft;
     options.max_logits = 8;
-    EXPECT_EQ(answers_on_ranks(2, options, 3), want) << name_of(draft);
+    EXPECT_EQ(answers_on_ranks(2, options, 3), want) << name_of(draft) << ", tp " << tp;
   }
 }
 
@@ -275,6 +354,51 @@ TEST(GpuCollectives, AddInTheOrderOfRanks) {
         EXPECT_EQ(got, want);
       }
       EXPECT_NE(ranks.progress(), before);
+      group.barrier();
+    });
+  }
+}
+
+// What ranks gather, and the sums of their pieces, in a recording and without.
+TEST(GpuCollectives, GatherAndScatter) {
+  constexpr int kRanks = 3;
+  for (const int64_t n : {int64_t{1}, int64_t{8192}, int64_t{20'001}}) {
+    std::vector<std::vector<float>> in(kRanks);
+    std::mt19937 rng(static_cast<unsigned>(n));
+    std::normal_distribution<float> normal;
+    for (auto& x : in)
+      for (int64_t i = 0; i < kRanks * n; ++i) x.push_back(normal(rng) * (rng() % 2 ? 1e6f : 1));
+    std::vector<float> sum = in[0], gathered;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      for (int64_t i = 0; rank > 0 && i < kRanks * n; ++i) sum[i] += in[rank][i];
+      const auto own = in[rank].begin() + rank * n;
+      gathered.insert(gathered.end(), own, own + n);
+    }
+    const gpu::Collectives::Id id = gpu::Collectives::make_id();
+    on_ranks(kRanks, [&](Group& group) {
+      const int rank = group.rank();
+      gpu::Stream stream;
+      gpu::Collectives ranks(id, rank, kRanks);
+      EXPECT_EQ(ranks.n_ranks(), kRanks);
+      const gpu::Buffer given = gpu::on_gpu(stream, in[rank]);
+      gpu::Buffer x = gpu::nans_on_gpu<float>(kRanks * n);
+      gpu::Buffer y = gpu::nans_on_gpu<float>(kRanks * n);
+      const auto exchange = [&] {
+        stream.copy(given.as<float>() + rank * n, n * 4, x.as<float>() + rank * n);
+        ranks.all_gather(stream, x.as<float>(), n);
+        stream.copy(given.as<float>(), given.bytes(), y.as<float>());
+        ranks.reduce_scatter(stream, y.as<float>(), n);
+      };
+      const gpu::Graph graph = stream.capture(exchange);
+      for (int round = 0; round < 4; ++round) {
+        round % 2 == 0 ? exchange() : stream.replay(graph);
+        std::vector<float> got(kRanks * n), sums(kRanks * n);
+        stream.copy(x.as<float>(), x.bytes(), got.data());
+        stream.copy(y.as<float>(), y.bytes(), sums.data());
+        stream.wait();
+        EXPECT_EQ(got, gathered);
+        for (int64_t i = rank * n; i < (rank + 1) * n; ++i) ASSERT_EQ(sums[i], sum[i]) << i;
+      }
       group.barrier();
     });
   }

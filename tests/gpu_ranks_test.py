@@ -73,8 +73,13 @@ class GpuRanks(unittest.TestCase):
             self.assertRegex(done.stderr, r"\Aerror: placement: micro_batches is 2: .*set it to 1\n")
 
     def test_serve(self):
+        for divided in ("--ranks", "--dp"):
+            with self.subTest(divided=divided):
+                self.serve(divided, "2")
+
+    def serve(self, *divided):
         with tempfile.TemporaryDirectory() as folder:
-            many = ["serve", "--device", "cuda", "--ranks", "2", "--port", "0", "--ctx", "512", "--max-batch", "4"]
+            many = ["serve", "--device", "cuda", *divided, "--port", "0", "--ctx", "512", "--max-batch", "4"]
             mark = f"{os.getpid()}-gpu-serve"
             with subprocess.Popen([ranks_test.TANDEM, *many], env=dict(os.environ, RANKS_TEST=mark, TMPDIR=folder),
                                   stderr=subprocess.PIPE, text=True) as server:
@@ -107,7 +112,8 @@ class GpuRanks(unittest.TestCase):
 
     def stop(self, lost):
         with tempfile.TemporaryDirectory() as folder:
-            many = ["run", "--device", "cuda", "--temp", "0", "-n", "4000", "--ctx", "8192", "--raw", "--ignore-eos", "-p", "a"]
+            divided = ["--dp", "2"] if lost == 1 else []
+            many = ["run", "--device", "cuda", *divided, "--temp", "0", "-n", "4000", "--ctx", "8192", "--raw", "--ignore-eos", "-p", "a"]
             command, environment = launch(LAUNCHERS[0], [(2, [ranks_test.TANDEM, *many])], folder)
             mark = f"{os.getpid()}-gpu-{lost}"
             with subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stdout=subprocess.PIPE,

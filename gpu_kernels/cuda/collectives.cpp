@@ -15,7 +15,8 @@ struct NcclId {
   char bytes[128];
 };
 using NcclComm = void*;
-constexpr int kSuccess = 0, kFloat = 7, kSum = 0;  // of ncclResult_t, ncclDataType_t, ncclRedOp_t
+constexpr int kSuccess = 0, kSum = 0;  // of ncclResult_t, ncclRedOp_t
+constexpr int kInt32 = 2, kFloat = 7;  // of ncclDataType_t
 
 struct Nccl {
   int (*get_unique_id)(NcclId* id);
@@ -23,6 +24,9 @@ struct Nccl {
   int (*comm_abort)(NcclComm comm);
   int (*all_reduce)(const void* in, void* out, size_t n, int type, int op, NcclComm comm,
                     void* stream);
+  int (*all_gather)(const void* in, void* out, size_t n_in, int type, NcclComm comm, void* stream);
+  int (*reduce_scatter)(const void* in, void* out, size_t n_out, int type, int op, NcclComm comm,
+                        void* stream);
   const char* (*get_error_string)(int result);
 
   void expect(int result, const char* call) const {
@@ -43,6 +47,8 @@ const Nccl& nccl() {
                           library.find(n.comm_init_rank, "ncclCommInitRank") &&
                           library.find(n.comm_abort, "ncclCommAbort") &&
                           library.find(n.all_reduce, "ncclAllReduce") &&
+                          library.find(n.all_gather, "ncclAllGather") &&
+                          library.find(n.reduce_scatter, "ncclReduceScatter") &&
                           library.find(n.get_error_string, "ncclGetErrorString");
     require(complete, "{} lacks functions of NCCL: install NVIDIA's libnccl2", library.name());
     return n;
@@ -55,10 +61,15 @@ const Nccl& nccl() {
 struct Collectives::Impl {
   // The GPU writes the time after every few calls.
   static constexpr int kCallsBetweenStamps = 16;
-  int rank;
+  int rank, n_ranks;
   NcclComm comm = nullptr;
   Buffer stamped{sizeof(uint64_t), Site::kMapped};
   int n_calls = 0;
+
+  void called(Stream& stream, int result, const char* call) {
+    nccl().expect(result, call);
+    if (++n_calls % kCallsBetweenStamps == 0) stamp(stream, stamped.as<uint64_t>());
+  }
 };
 
 Collectives::Id Collectives::make_id() {
@@ -69,7 +80,8 @@ Collectives::Id Collectives::make_id() {
   return bytes;
 }
 
-Collectives::Collectives(const Id& bytes, int rank, int n_ranks) : impl_(new Impl{.rank = rank}) {
+Collectives::Collectives(const Id& bytes, int rank, int n_ranks)
+    : impl_(new Impl{.rank = rank, .n_ranks = n_ranks}) {
   NcclId id;
   std::memcpy(id.bytes, bytes.data(), sizeof id.bytes);
   nccl().expect(nccl().comm_init_rank(&impl_->comm, n_ranks, id, rank), "ncclCommInitRank");
@@ -81,13 +93,28 @@ Collectives::~Collectives() {
 }
 
 int Collectives::rank() const { return impl_->rank; }
+int Collectives::n_ranks() const { return impl_->n_ranks; }
 
 void Collectives::all_reduce(Stream& stream, float* x, int64_t n) {
-  nccl().expect(
+  impl_->called(
+      stream,
       nccl().all_reduce(x, x, static_cast<size_t>(n), kFloat, kSum, impl_->comm, stream.handle()),
       "ncclAllReduce");
-  if (++impl_->n_calls % Impl::kCallsBetweenStamps == 0)
-    stamp(stream, impl_->stamped.as<uint64_t>());
+}
+
+void Collectives::all_gather(Stream& stream, void* all, int64_t n) {
+  const int32_t* const own = static_cast<int32_t*>(all) + impl_->rank * n;
+  impl_->called(
+      stream,
+      nccl().all_gather(own, all, static_cast<size_t>(n), kInt32, impl_->comm, stream.handle()),
+      "ncclAllGather");
+}
+
+void Collectives::reduce_scatter(Stream& stream, float* all, int64_t n) {
+  impl_->called(stream,
+                nccl().reduce_scatter(all, all + impl_->rank * n, static_cast<size_t>(n), kFloat,
+                                      kSum, impl_->comm, stream.handle()),
+                "ncclReduceScatter");
 }
 
 uint64_t Collectives::progress() const {

@@ -21,11 +21,11 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kMaxRanks = 16;
+constexpr int kMaxRanks = 32;
 constexpr int64_t kPiece = 1 << 13;  // floats
 
-// Sums go piece by piece. Two of each rank's pieces are kept, because a rank that is ahead writes
-// the next one while others still read.
+// Numbers go piece by piece. Two of each rank's pieces are kept, because a rank that is ahead
+// writes the next one while others still read.
 struct Shared {
   std::atomic<int> n_here;
   struct alignas(64) Rank {
@@ -45,16 +45,45 @@ struct Collectives::Impl {
 
   bool may_wait() const { return !ending && !emulated::is_lost(); }
 
-  // On the stream's thread.
+  // What follows runs on the stream's thread. The sums of pieces are taken in ascending order of
+  // ranks.
   void all_reduce(float* x, int64_t n) {
     for (int64_t first = 0; first < n && may_wait(); first += kPiece)
-      add_piece(x + first, std::min(kPiece, n - first), n);
+      exchange(x + first, std::min(kPiece, n - first), n,
+               [&](const auto& pieces, int64_t size) { add(pieces, size, x + first); });
   }
 
-  void add_piece(float* x, int64_t n, int64_t n_of_call) {
+  // Each rank sends its own part of `all`, which are bits of any numbers.
+  void all_gather(float* all, int64_t n) {
+    for (int64_t first = 0; first < n && may_wait(); first += kPiece)
+      exchange(all + rank * n + first, std::min(kPiece, n - first), n,
+               [&](const auto& pieces, int64_t size) {
+                 for (int r = 0; r < n_ranks; ++r)
+                   std::memcpy(all + r * n + first, pieces[r], size * sizeof(float));
+               });
+  }
+
+  void reduce_scatter(float* all, int64_t n) {
+    for (int r = 0; r < n_ranks; ++r)
+      for (int64_t first = 0; first < n && may_wait(); first += kPiece)
+        exchange(all + r * n + first, std::min(kPiece, n - first), n,
+                 [&](const auto& pieces, int64_t size) {
+                   if (r == rank) add(pieces, size, all + r * n + first);
+                 });
+  }
+
+  void add(const float (&pieces)[kMaxRanks][kPiece], int64_t n, float* out) const {
+    std::copy_n(pieces[0], n, out);
+    for (int r = 1; r < n_ranks; ++r)
+      for (int64_t i = 0; i < n; ++i) out[i] += pieces[r][i];
+  }
+
+  // Sends a piece of this rank, and calls use(pieces of all ranks, n).
+  template <class Use>
+  void exchange(const float* mine, int64_t n, int64_t n_of_call, Use use) {
     const uint64_t piece = n_done;
     auto& pieces = shared->pieces[piece % 2];
-    std::copy_n(x, n, pieces[rank]);
+    std::memcpy(pieces[rank], mine, n * sizeof(float));
     shared->ranks[rank].n_of_call[piece % 2] = n_of_call;
     shared->ranks[rank].n_written.store(piece + 1, std::memory_order_release);
     for (int r = 0; r < n_ranks; ++r) {
@@ -64,9 +93,7 @@ struct Collectives::Impl {
       }
       check(shared->ranks[r].n_of_call[piece % 2] == n_of_call, "ranks make the same calls");
     }
-    std::copy_n(pieces[0], n, x);
-    for (int r = 1; r < n_ranks; ++r)
-      for (int64_t i = 0; i < n; ++i) x[i] += pieces[r][i];
+    use(pieces, n);
     n_done = piece + 1;
   }
 };
@@ -102,11 +129,27 @@ Collectives::~Collectives() {
 }
 
 int Collectives::rank() const { return impl_->rank; }
+int Collectives::n_ranks() const { return impl_->n_ranks; }
 
 void Collectives::all_reduce(Stream& stream, float* x, int64_t n) {
   const emulated::InDriver driver;
   check(emulated::is_allocated(x, n * int64_t{sizeof(float)}), "the GPUs add GPU memory");
   emulated::enqueue(stream, [impl = impl_.get(), x, n] { impl->all_reduce(x, n); });
+}
+
+void Collectives::all_gather(Stream& stream, void* all, int64_t n) {
+  const emulated::InDriver driver;
+  auto* const numbers = static_cast<float*>(all);
+  check(emulated::is_allocated(numbers, impl_->n_ranks * n * int64_t{sizeof(float)}),
+        "the GPUs gather GPU memory");
+  emulated::enqueue(stream, [impl = impl_.get(), numbers, n] { impl->all_gather(numbers, n); });
+}
+
+void Collectives::reduce_scatter(Stream& stream, float* all, int64_t n) {
+  const emulated::InDriver driver;
+  check(emulated::is_allocated(all, impl_->n_ranks * n * int64_t{sizeof(float)}),
+        "the GPUs add GPU memory");
+  emulated::enqueue(stream, [impl = impl_.get(), all, n] { impl->reduce_scatter(all, n); });
 }
 
 uint64_t Collectives::progress() const { return impl_->n_done; }

@@ -155,11 +155,6 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           device_name(backbone_of(p, {})), n);
   const bool on_gpu = !backbone_of(p, rank).is_cpu();
   const int n_replicas = p.stages[0].dp();
-  require(
-      !on_gpu || n_replicas == 1,
-      "placement: {} replicas of the backbone are on GPUs: this program runs replicas on the CPUs "
-      "of hosts; set tp to {}",
-      n_replicas, n);
   require(n_replicas == 1 || p.head_replicated,
           "placement: {} replicas of the backbone share one head: this program keeps the head with "
           "each; set replicated of the head",

@@ -159,7 +159,7 @@ void check_stages(const ModelConfig& c, const Machine& machine, const Placement&
                         s.devices[i]) == s.devices.begin() + static_cast<int64_t>(i),
               "placement: layers {}-{} name {} twice", s.first, s.last, device_name(s.devices[i]));
     // Ranks may have unequal parts of whole blocks (share_of_rank).
-    if (s.devices[0].is_cpu() || (p.stages.size() == 1 && s.tp == std::ssize(s.devices))) continue;
+    if (s.devices[0].is_cpu() || p.stages.size() == 1) continue;
     const auto refusal = tensor_parallel_refusal(c, s.tp);
     require(!refusal, "placement: layers {}-{}: {}: choose another tp", s.first, s.last,
             refusal.value_or(""));

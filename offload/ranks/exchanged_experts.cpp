@@ -11,10 +11,6 @@
 namespace tandem {
 namespace {
 
-int tokens_of_rank(BackboneGrid grid, int max_tokens) {
-  return static_cast<int>(ceil_div(max_tokens, grid.tp));
-}
-
 // Tokens of a rank whose routing is random.
 class RandomTokens {
  public:
@@ -50,15 +46,11 @@ const char* name_of(ExchangeMode mode) {
   return names[static_cast<int>(mode)];
 }
 
-int ExchangedExperts::most_rows(BackboneGrid grid, int max_tokens) {
-  return grid.n_ranks() * tokens_of_rank(grid, max_tokens);
-}
-
 ExchangedExperts::ExchangedExperts(const ExchangedParts& parts)
     : p_(parts),
-      sums_(int64_t{most_rows(parts.grid, parts.max_tokens)} * parts.config.dim * 4),
+      sums_(int64_t{parts.grid.most_tokens(parts.max_tokens)} * parts.config.dim * 4),
       n_tokens_(parts.grid.n_ranks()) {
-  const int most = tokens_of_rank(p_.grid, p_.max_tokens);
+  const int most = p_.grid.most_tokens(p_.max_tokens) / p_.grid.n_ranks();
   prompts_ = way_for(most);
   if (most > kDecodeTokens) decode_ = way_for(kDecodeTokens);
 }
@@ -120,18 +112,10 @@ double ExchangedExperts::seconds_of(ExpertExchange& exchange, int n_tokens) {
   return *std::max_element(of_ranks.begin(), of_ranks.end());
 }
 
-// Of a replica's tokens, those that this rank sends.
-Slice ExchangedExperts::own_rows(int64_t n_tokens) const {
-  const int64_t part = p_.grid.part_of(p_.group.rank()), tp = p_.grid.tp;
-  const int64_t first = n_tokens * part / tp;
-  return {first, n_tokens * (part + 1) / tp - first};
-}
-
 void ExchangedExperts::begin_step(std::span<const Batch> replicas) {
   int64_t most = 0;
   for (int rank = 0; rank < p_.grid.n_ranks(); ++rank) {
-    const int64_t n = replicas[p_.grid.replica_of(rank)].n(), part = p_.grid.part_of(rank);
-    n_tokens_[rank] = n * (part + 1) / p_.grid.tp - n * part / p_.grid.tp;
+    n_tokens_[rank] = p_.grid.tokens_of(rank, replicas[p_.grid.replica_of(rank)].n()).n;
     most = std::max(most, n_tokens_[rank]);
   }
   current_ =
@@ -141,7 +125,7 @@ void ExchangedExperts::begin_step(std::span<const Batch> replicas) {
 
 Ticket ExchangedExperts::start(const ExpertBatch& batch) {
   check(batch.first_row == 0, "ranks exchange the rows of one micro-batch");
-  const auto [first, n] = own_rows(batch.x.rows);
+  const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), batch.x.rows);
   ExpertBatch own = batch;
   own.x = batch.x.rows_from(first, n);
   own.routing = {batch.routing.ids.rows_from(first, n), batch.routing.weights.rows_from(first, n)};
@@ -154,7 +138,7 @@ Ticket ExchangedExperts::start(const ExpertBatch& batch) {
 }
 
 void ExchangedExperts::add_to(Ticket, TensorView y) {
-  const auto [first, n] = own_rows(y.rows);
+  const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), y.rows);
   current_->combine({sums_.data(), n_rows_, p_.config.dim, p_.config.dim}, y.rows_from(first, n));
 }
 

@@ -32,8 +32,6 @@ class ExchangedExperts final : public ExpertPool {
   // References outlive the object. All ranks construct it together, and throw Error together where
   // the mode needs memory that they do not share.
   explicit ExchangedExperts(const ExchangedParts& parts);
-  // The most rows that a rank computes of a layer.
-  static int most_rows(BackboneGrid grid, int max_tokens);
   // "prompts by all-to-all, decode by gather"
   std::string modes() const;
 
@@ -49,7 +47,6 @@ class ExchangedExperts final : public ExpertPool {
   static constexpr int kDecodeTokens = 64;  // of a rank in a step that counts as decode
   Way way_for(int max_tokens);
   double seconds_of(ExpertExchange& exchange, int n_tokens);
-  Slice own_rows(int64_t n_tokens) const;
   Ticket start(const ExpertBatch& batch) override;
 
   const ExchangedParts p_;

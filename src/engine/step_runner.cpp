@@ -8,10 +8,36 @@ namespace tandem {
 namespace {
 
 RecordKey::Part size_of_part(const Batch& batch) {
+  if (batch.n() == 0) return {};
   const auto longest =
       std::max_element(batch.sequences.begin(), batch.sequences.end(),
                        [](const auto& a, const auto& b) { return a.n_tokens < b.n_tokens; });
   return {batch.n(), static_cast<int>(batch.sequences.size()), longest->n_tokens};
+}
+
+int most_tokens(std::span<const Batch> replicas) {
+  int n = 0;
+  for (const Batch& batch : replicas) n = std::max(n, batch.n());
+  return n;
+}
+
+// FNV-1a of the sizes of all batches.
+uint64_t checksum_of_sizes(std::span<const Batch> replicas) {
+  uint64_t sum = 0xcbf29ce484222325;
+  for (const Batch& batch : replicas) {
+    const RecordKey::Part size = size_of_part(batch);
+    for (const int n :
+         {size.n_tokens, size.n_sequences, size.longest, static_cast<int>(batch.logit_rows.size())})
+      sum = (sum ^ static_cast<uint64_t>(n)) * 0x100000001b3;
+  }
+  return sum;
+}
+
+// Whether all batches that are not empty are so.
+template <class Is>
+bool all_of(std::span<const Batch> replicas, Is is) {
+  return std::all_of(replicas.begin(), replicas.end(),
+                     [&](const Batch& batch) { return batch.n() == 0 || is(batch); });
 }
 
 }  // namespace
@@ -27,11 +53,10 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
 
 void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
   const auto turn = announced({.order = {.kind = StepOrder::Kind::kForward}, .batches = replicas});
-  const LayerRange layers = model_.main_layers();
-  if (only_takes_part(replicas, layers)) return;
-  const Batch& batch = own(replicas);
+  const Batch& batch = begin_step(replicas);
+  const bool decodes = all_of(replicas, [&](const Batch& b) { return is_decode(b); });
   const MicroBatches step = micro_batches_of(batch);
-  const Work work = {layers, 0, is_decode(batch), batch, step, cache};
+  const Work work = {model_.main_layers(), 0, decodes, replicas, batch, step, cache};
   const auto enqueue = [&] {
     model_.embed(batch);
     run(work);
@@ -51,16 +76,17 @@ void StepRunner::draft(int module, HiddenStates states, std::span<const Batch> r
   const auto turn =
       announced({.order = {.kind = StepOrder::Kind::kDraft, .module = module, .states = states},
                  .batches = replicas});
-  const LayerRange layers = model_.mtp_layers(module);
-  if (only_takes_part(replicas, layers)) return;
-  const Batch& batch = own(replicas);
+  const Batch& batch = begin_step(replicas);
   const MicroBatches step = {{batch}, 1};
-  const Work work = {.layers = layers,
-                     .variant = static_cast<int>(states),
-                     .is_decode = model_.attention().is_uniform(batch),
-                     .batch = batch,
-                     .step = step,
-                     .cache = cache};
+  const Work work = {
+      .layers = model_.mtp_layers(module),
+      .variant = static_cast<int>(states),
+      .is_decode =
+          all_of(replicas, [&](const Batch& b) { return model_.attention().is_uniform(b); }),
+      .replicas = replicas,
+      .batch = batch,
+      .step = step,
+      .cache = cache};
   const auto enqueue = [&] {
     model_.join(module, states, batch);
     run(work);
@@ -69,20 +95,13 @@ void StepRunner::draft(int module, HiddenStates states, std::span<const Batch> r
   compute(work, std::ref(enqueue));
 }
 
-const Batch& StepRunner::own(std::span<const Batch> replicas) const {
+// Returns what this rank computes.
+const Batch& StepRunner::begin_step(std::span<const Batch> replicas) {
   check(std::ssize(replicas) == grid_.n_replicas, "a batch for each replica");
-  return replicas[grid_.replica_of(rank_)];
-}
-
-// Begins a step. Returns whether this rank has no tokens in it: it computes experts for the others.
-bool StepRunner::only_takes_part(std::span<const Batch> replicas, LayerRange layers) {
-  int n_tokens = 0;
-  for (const Batch& batch : replicas) n_tokens = std::max(n_tokens, batch.n());
+  const int n_tokens = most_tokens(replicas);
   check(n_tokens > 0 && n_tokens <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
   parts_.experts.begin_step(replicas);
-  if (own(replicas).n() > 0) return false;
-  parts_.experts.take_part(layers);
-  return true;
+  return replicas[grid_.replica_of(rank_)];
 }
 
 void StepRunner::copy_page(KvCache& cache, int replica, int32_t from, int32_t to) {
@@ -132,7 +151,7 @@ void StepRunner::read_logits(std::span<const LogitsWanted> replicas, std::span<i
   auto row = std::ssize(first.copied);
   for (const LogitsWanted& wanted : replicas.subspan(1)) {
     const auto n_rows = std::ssize(wanted.copied), n_draws = std::ssize(wanted.draws);
-    std::memcpy(&*token, reply, wanted.draws.size() * sizeof(int32_t));
+    if (n_draws > 0) std::memcpy(&*token, reply, wanted.draws.size() * sizeof(int32_t));
     const TensorView out = rows.rows_from(row, n_rows);
     check(out.stride == out.cols, "rows of logits are dense");
     if (n_rows > 0)
@@ -159,23 +178,32 @@ ConstBytes StepRunner::own_logits(std::span<const LogitsWanted> replicas) {
   return reply_;
 }
 
-// Calls enqueue(), or replays what it enqueued for an equal step.
+// Calls enqueue(), or replays what it enqueued for an equal step. Without tokens this rank computes
+// experts for the others.
 void StepRunner::compute(const Work& work, const std::function<void()>& enqueue) {
-  parts_.ops.begin(work.batch);
-  if (!work.is_decode) {
-    enqueue();
-  } else {
-    RecordKey key = {.activations = logits().data,
-                     .cache = work.cache.layer(0).data,
-                     .first_layer = work.layers.first,
-                     .variant = work.variant,
-                     .n_logits = static_cast<int>(work.batch.logit_rows.size())};
-    for (int i = 0; i < work.step.n; ++i) key.parts[i] = size_of_part(work.step.at[i]);
-    const auto follow = [&] { parts_.experts.follow(work.layers, work.step); };
-    parts_.device.run_recorded(key, enqueue, std::ref(follow));
+  if (work.batch.n() == 0)
+    run_or_replay(work, [&] { parts_.experts.take_part(work.layers); });
+  else {
+    parts_.ops.begin(work.batch);
+    run_or_replay(work, enqueue);
   }
   parts_.experts.end_step(work.layers, work.step);
   if (channel_) parts_.device.wait();  // ranks make one step at a time
+}
+
+// Ranks record and replay the same steps: what they enqueue together is the same in both.
+void StepRunner::run_or_replay(const Work& work, const std::function<void()>& enqueue) {
+  if (!work.is_decode) return enqueue();
+  RecordKey key = {.activations = logits().data,
+                   .cache = work.cache.layer(0).data,
+                   .first_layer = work.layers.first,
+                   .variant = work.variant,
+                   .n_logits = static_cast<int>(work.batch.logit_rows.size()),
+                   .n_tokens = most_tokens(work.replicas),
+                   .of_replicas = grid_.n_replicas > 1 ? checksum_of_sizes(work.replicas) : 0};
+  for (int i = 0; i < work.step.n; ++i) key.parts[i] = size_of_part(work.step.at[i]);
+  const auto follow = [&] { parts_.experts.follow(work.layers, work.step); };
+  parts_.device.run_recorded(key, enqueue, std::ref(follow));
 }
 
 // In a decode step all tokens of a sequence have logits, if there are several.

@@ -66,13 +66,14 @@ class StepRunner {
     LayerRange layers;
     int variant;     // of these layers' operations
     bool is_decode;  // the next token of each sequence, with drafts or without: such steps repeat
-    const Batch& batch;
+    std::span<const Batch> replicas;
+    const Batch& batch;        // of this rank; empty: it has no tokens in the step
     const MicroBatches& step;  // `batch` as it passes through the layers
     KvCache& cache;
   };
   StepChannel::Turn announced(StepMessage message) const;
-  const Batch& own(std::span<const Batch> replicas) const;
-  bool only_takes_part(std::span<const Batch> replicas, LayerRange layers);
+  const Batch& begin_step(std::span<const Batch> replicas);
+  void run_or_replay(const Work& work, const std::function<void()>& enqueue);
   int64_t bytes_of(const LogitsWanted& wanted) const;
   bool is_decode(const Batch& step) const;
   MicroBatches micro_batches_of(const Batch& step) const;

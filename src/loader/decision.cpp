@@ -14,7 +14,6 @@ namespace {
 
 bool has_gpu(const ModelOptions& options) {
   if (options.device != DeviceChoice::kAuto) return options.device == DeviceChoice::kCuda;
-  if (options.n_replicas > 1) return false;
   const std::string why_not = why_no_gpu();
   if (!why_not.empty()) options.warn(fmt::format("running on the CPU: {}", why_not));
   return why_not.empty();
@@ -165,19 +164,25 @@ std::optional<GpuShare> gpu_share_or_warning(const ModelOptions& options, const 
   }
 }
 
+void require_routing_of_one_replica(const ModelOptions& options, const Decision& decision) {
+  require(decision.parts.grid.n_replicas == 1 || !options.record_routing,
+          "--record-routing: a replica of the backbone routes its own tokens only: record with one "
+          "replica");
+}
+
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
                    const GpuShare& share, Decision& decision) {
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: a GPU computes the dense products: leave it out, or use --device "
           "cpu",
           name_of(options.dense_products));
-  require(decision.parts.grid.n_replicas == 1,
-          "--dp {}: replicas of the backbone run on CPUs: leave it out, or use --device cpu",
-          decision.parts.grid.n_replicas);
-  require(
-      options.dispatch == ExpertDispatch::kAuto || options.dispatch == ExpertDispatch::kAllReduce,
-      "--ep-dispatch {}: GPUs add up the sums of all experts: leave it out, or use --device cpu",
-      name_of(options.dispatch));
+  const bool has_replicas = decision.parts.grid.n_replicas > 1;
+  const ExpertDispatch here = has_replicas ? ExpertDispatch::kGather : ExpertDispatch::kAllReduce;
+  require(options.dispatch == ExpertDispatch::kAuto || options.dispatch == here,
+          "--ep-dispatch {}: the GPUs of {} exchange rows by {}: leave it out, or use --device cpu",
+          name_of(options.dispatch), has_replicas ? "several replicas" : "one replica",
+          name_of(here));
+  require_routing_of_one_replica(options, decision);
   const bool whole = all_on_gpu(share.parts);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   ExecutedParts& parts = decision.parts;
@@ -195,9 +200,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
           "auto, gather, all-to-all or low-latency",
           decision.parts.grid.n_replicas);
-  require(!divides_rows || !options.record_routing,
-          "--record-routing: a replica of the backbone routes its own tokens only: record with one "
-          "replica");
+  require_routing_of_one_replica(options, decision);
   require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
   ExecutedParts& parts = decision.parts;
   parts.kv_type = cache_type_for(subject.kernels);
@@ -276,7 +279,8 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .context = decision.context,
           .cache_type = decision.parts.kv_type,
           .fp8_activations = options.fp8_activations,
-          .share = decision.share};
+          .share = decision.share,
+          .grid = decision.parts.grid};
 }
 
 }  // namespace tandem

@@ -24,9 +24,14 @@ struct GpuModelOptions {
   DType cache_type = DType::kBF16;          // or kF8E4M3
   bool fp8_activations = false;             // in products of many tokens with FP8 weights
   std::optional<BackboneShare> share = {};  // of this rank; nothing: the whole backbone
+  BackboneGrid grid = {};                   // of all ranks
   int n_threads = 1;                        // loading threads
   bool records = true;                      // decode steps are recorded as graphs
   LoadProgress progress = {};
+  // Tokens for which experts are computed at a time: replicas bring theirs together.
+  int expert_tokens() const {
+    return grid.n_replicas > 1 ? grid.most_tokens(max_tokens) : max_tokens;
+  }
 };
 
 // Owns everything that computes on the GPU.
@@ -42,8 +47,8 @@ class GpuModel {
   virtual ExpertPool& experts() = 0;
   // Both must outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
-  // The GPUs of the group's ranks compute together, each a rank's share. All ranks call it. Throws
-  // Error where the GPUs cannot be connected.
+  // The GPUs of the group's ranks compute together, each a rank's share of a replica. All ranks
+  // call it, last. Throws Error where the GPUs cannot be connected.
   virtual void join(Group& ranks) = 0;
   // Whether the GPU has work of several ranks, and how far it is. For any thread.
   virtual WorkProgress progress() const = 0;

@@ -188,6 +188,8 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   if (drafting_.decides) add_mtp(options, store, stored, decision);
   if (options.ranks.group && decision.parts.gpu)
     decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
+  check(decision.parts.grid.n_replicas == 1 || options.ranks.steps,
+        "rank 0 decides the steps of replicas");
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
@@ -259,7 +261,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     const LoadReport host = load_host_weights(source, parts.experts);
     report_.seconds += host.seconds;
     report_.bytes += host.bytes;
-    start_team(options, decision.limits.max_tokens);
+    start_team(options, gpu.expert_tokens());
     if (options.record_timeline) timeline_ = std::make_unique<Timeline>();
     gpu_->add_cpu_experts(*experts_, timeline_.get());
   }
@@ -267,7 +269,8 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   if (options.ranks.group) join_ranks(*options.ranks.group);
   model_ = std::make_unique<StepRunner>(
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
-      decision.limits, options.attention);
+      decision.limits, options.attention, parts.grid,
+      options.ranks.group ? options.ranks.group->rank() : 0);
   const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type);
   cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
                                      gpu_->device().allocate(bytes));
@@ -299,8 +302,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
   report_ = load_host_weights(source, decision.parts.experts);
   const int max_tokens = decision.limits.max_tokens;
   const BackboneGrid grid = decision.parts.grid;
-  start_team(options, exchanges_rows(options, grid) ? ExchangedExperts::most_rows(grid, max_tokens)
-                                                    : max_tokens);
+  start_team(options, exchanges_rows(options, grid) ? grid.most_tokens(max_tokens) : max_tokens);
   device_ = std::make_unique<CpuDevice>(*team_);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, decision.limits.max_tokens, *team_);
   if (options.dense_products != DenseProducts::kTandem) {
@@ -326,7 +328,6 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   Group& group = *options.ranks.group;
   const BackboneGrid grid = decision.parts.grid;
   if (grid.n_replicas > 1) {
-    check(options.ranks.steps, "rank 0 decides the steps of replicas");
     replica_ = group.split(grid.replica_of(group.rank()));
   }
   if (grid.tp > 1) ops_->use(replica_ ? *replica_ : group);

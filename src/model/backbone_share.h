@@ -19,6 +19,13 @@ struct BackboneGrid {
   int first_rank_of(int replica) const { return replica * tp; }
   // The number of a rank among those of its replica.
   int part_of(int rank) const { return rank % tp; }
+  // Of the n tokens of a replica, which all of its ranks have, those that `rank` sends to others.
+  Slice tokens_of(int rank, int64_t n) const {
+    const int64_t part = part_of(rank), first = n * part / tp;
+    return {first, n * (part + 1) / tp - first};
+  }
+  // The tokens that all ranks send when each replica has up to n.
+  int most_tokens(int n) const { return n_ranks() * ((n + tp - 1) / tp); }
 };
 
 // The part of one rank. Slices begin at whole blocks of scales; a rank may have none of something.

@@ -28,7 +28,7 @@ struct Batch {
   std::span<const int32_t> hidden_rows = {};
   int n() const { return static_cast<int>(tokens.size()); }
   // Row of the step at which this batch begins; 0 unless it is a micro-batch.
-  int first_row() const { return sequences.front().first_token; }
+  int first_row() const { return sequences.empty() ? 0 : sequences.front().first_token; }
 };
 
 // Layers first to end - 1 of the model's weights and cache.

@@ -72,7 +72,7 @@ void CudaDevice::to_host(TensorView x, TensorView out) {
 void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
                               const std::function<void()>& follow) {
   n_nodes_of_last_step_ = n_early_of_last_step_ = 0;
-  if (!records_ || key.n_tokens() > kMaxRecordedTokens) return enqueue();
+  if (!records_ || key.n_tokens > kMaxRecordedTokens) return enqueue();
   auto known = recorded_.find(key);
   if (known == recorded_.end()) {
     gpu::Graph graph = stream_.capture(enqueue);

@@ -37,12 +37,12 @@ struct RecordKey {
     int longest = 0;                                // tokens of the sequence with the most
     auto operator<=>(const Part&) const = default;  // NOLINT(modernize-use-nullptr)
   };
-  int n_tokens() const { return parts[0].n_tokens + parts[1].n_tokens; }
-
   const void *activations, *cache;
   int first_layer, variant;  // of layers, and of their operations
   int n_logits;
   std::array<Part, 2> parts = {};
+  int n_tokens = 0;          // of the step, or of the replica with the most
+  uint64_t of_replicas = 0;  // what all replicas compute, as a checksum; 0: there is one
   // The comparison of clang 14 uses a literal zero.
   auto operator<=>(const RecordKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };

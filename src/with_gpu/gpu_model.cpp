@@ -6,6 +6,7 @@
 #include "comm/agreement.h"
 #include "core/clock.h"
 #include "model/checkpoint.h"
+#include "offload/cuda_gathered_experts.h"
 #include "offload/cuda_rank_experts.h"
 #include "offload/cuda_routing_recorder.h"
 #include "offload/hybrid_experts.h"
@@ -76,7 +77,7 @@ bool any_on_gpu(const GpuParts& parts) {
 
 // Scratch rows per step; 0 without GPU experts.
 int rows_needed(const GpuParts& parts, const GpuModelOptions& options) {
-  return any_on_gpu(parts) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
+  return any_on_gpu(parts) || parts.stream_from_tokens != 0 ? options.expert_tokens() : 0;
 }
 
 CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& gpu_info) {
@@ -104,13 +105,16 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
   // Used by CUDA itself, its modules and recorded steps.
   constexpr int64_t kContextBytes = (100 << 20) + CudaDevice::kRecordedBytes;
   const ModelConfig of_rank = with_heads_of_rank(config, options.share);
+  const int n = options.expert_tokens();
   return CudaOps::bytes_for(of_rank, limits_of(options, gpu_info)) +
          CudaExpertRows::bytes_for(with_experts_of_rank(config, parts),
                                    rows_needed(parts, options)) +
-         (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
-         (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, options.max_tokens)
-                                        : 0) +
-         (parts.on_other_ranks.empty() ? 0 : ExpertPlaces::bytes_for(config, options.max_tokens)) +
+         (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, n) : 0) +
+         (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, n) : 0) +
+         (parts.on_other_ranks.empty() ? 0 : ExpertPlaces::bytes_for(config, n)) +
+         (options.grid.n_replicas > 1
+              ? CudaGatheredExperts::bytes_for(config, options.grid, options.max_tokens)
+              : 0) +
          DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, kv_tokens, options.cache_type) +
          (gpu_info.emulated ? 0 : kContextBytes);
@@ -133,12 +137,27 @@ ExpertRates emulated_rates() {
   return {.link_seconds = 1, .copy_seconds = 0.1, .gpu = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
 }
 
+// The GPUs of the ranks of a group.
+std::unique_ptr<gpu::Collectives> connected(Group& ranks) {
+  gpu::Collectives::Id id = {};
+  run_on_all(ranks, [&] {
+    if (ranks.rank() == 0) id = gpu::Collectives::make_id();
+  });
+  ranks.broadcast(std::as_writable_bytes(std::span(id)), 0);
+  std::unique_ptr<gpu::Collectives> all;
+  run_on_all(ranks,
+             [&] { all = std::make_unique<gpu::Collectives>(id, ranks.rank(), ranks.size()); });
+  return all;
+}
+
 class Loaded final : public GpuModel {
  public:
   Loaded(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
          const GpuModelOptions& options, const GpuParts& parts)
       : config_(config),
         max_tokens_(options.max_tokens),
+        expert_tokens_(options.expert_tokens()),
+        grid_(options.grid),
         stream_from_(parts.stream_from_tokens),
         micro_batches_from_(parts.micro_batches_from_sequences),
         gpu_info_(gpu::open_gpu()),
@@ -155,7 +174,7 @@ class Loaded final : public GpuModel {
     gpu_experts_ = std::make_unique<CudaExperts>(config_of_experts_, weights_, *rows_, stream_);
     if (!on_other_ranks_.empty() && all_on_gpu(parts))
       rank_experts_ = std::make_unique<CudaRankExperts>(config, weights_, on_other_ranks_,
-                                                        max_tokens_, *gpu_experts_, stream_);
+                                                        expert_tokens_, *gpu_experts_, stream_);
   }
 
   const std::string& gpu_name() const override { return gpu_info_.name; }
@@ -164,21 +183,21 @@ class Loaded final : public GpuModel {
   Device& device() override { return device_; }
   Ops& ops() override { return *ops_; }
   ExpertPool& experts() override {
+    if (gathered_) return *gathered_;
     if (hybrid_) return *hybrid_;
     if (rank_experts_) return *rank_experts_;
     return *gpu_experts_;
   }
   void join(Group& ranks) override {
-    gpu::Collectives::Id id = {};
-    run_on_all(ranks, [&] {
-      if (ranks.rank() == 0) id = gpu::Collectives::make_id();
-    });
-    ranks.broadcast(std::as_writable_bytes(std::span(id)), 0);
-    run_on_all(ranks, [&] {
-      ranks_ = std::make_unique<gpu::Collectives>(id, ranks.rank(), ranks.size());
-    });
-    ops_->use(*ranks_);
+    ranks_ = connected(ranks);
     device_.use(*ranks_);
+    if (grid_.n_replicas == 1) return ops_->use(*ranks_);
+    if (grid_.tp > 1) {
+      replica_ = connected(*ranks.split(grid_.replica_of(ranks.rank())));
+      ops_->use(*replica_);
+    }
+    gathered_ = std::make_unique<CudaGatheredExperts>(
+        config_, CudaGatheredExperts::Parts{*ranks_, grid_, experts(), stream_}, max_tokens_);
   }
   WorkProgress progress() const override {
     if (!ranks_) return {};
@@ -196,15 +215,17 @@ class Loaded final : public GpuModel {
                                                              .on_other_ranks = on_other_ranks_,
                                                              .team = &experts.team(),
                                                              .gpu_waits = gpu_waits},
-                                        max_tokens_);
+                                        expert_tokens_);
     gpu_waits ? device_.launch_beside_follow() : device_.record_nothing();
     HybridExperts::Division division = {.micro_batches_from = micro_batches_from_};
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
-      streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);
+      streaming_ =
+          std::make_unique<CudaStreaming>(config_, experts, *rows_, expert_tokens_, stream_);
       streaming_->divide_by(gpu_info_.emulated ? emulated_rates()
-                                               : streaming_->measured_rates(max_tokens_));
-      division.stream_from =
-          stream_from_ > 0 ? stream_from_ : hybrid_->measured_crossover(max_tokens_, *streaming_);
+                                               : streaming_->measured_rates(expert_tokens_));
+      division.stream_from = stream_from_ > 0
+                                 ? stream_from_
+                                 : hybrid_->measured_crossover(expert_tokens_, *streaming_);
       division.streaming = streaming_.get();
     }
     hybrid_->divide(division);
@@ -223,13 +244,15 @@ class Loaded final : public GpuModel {
             const GpuParts& parts);
 
   const ModelConfig& config_;
-  const int max_tokens_;
+  const int max_tokens_, expert_tokens_;
+  const BackboneGrid grid_;
   const int stream_from_, micro_batches_from_;
   const gpu::GpuInfo gpu_info_;
   const ModelConfig config_of_rank_, config_of_experts_;
   const std::vector<std::vector<bool>> on_other_ranks_;
   gpu::Stream stream_;
   std::unique_ptr<gpu::Collectives> ranks_;        // null: no other ranks
+  std::unique_ptr<gpu::Collectives> replica_;      // ranks of this replica, of several replicas
   std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
   CudaDevice device_;
   CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
@@ -241,6 +264,7 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<CudaRankExperts> rank_experts_;  // null: no other rank, or experts on the CPU
   std::unique_ptr<HybridExperts> hybrid_;          // null: all experts are on the GPU
+  std::unique_ptr<CudaGatheredExperts> gathered_;  // null: one replica
 };
 
 // FP8 activations need weights in FP8 blocks.
