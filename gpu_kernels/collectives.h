@@ -26,6 +26,8 @@ class Collectives {
   // x = sum of x of all ranks [n]: the same bits on every rank. Ranks make the same calls in the
   // same order, recorded or not. The stream waits until all ranks have come.
   void all_reduce(Stream& stream, float* x, int64_t n);
+  // x = x of rank `root` [n].
+  void broadcast(Stream& stream, float* x, int64_t n, int root);
   // Piece r of `all`, each of n 4-byte numbers, comes from rank r: its own piece is there before.
   void all_gather(Stream& stream, void* all, int64_t n);
   // Piece rank() of `all`, each of n floats, becomes the sum of that piece of all ranks. The other

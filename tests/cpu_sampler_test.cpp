@@ -67,6 +67,12 @@ TEST(CpuSampler, HolesAreNeverDrawn) {
   std::vector<int32_t> token(1);
   sampler.draw(logits.view(), std::vector<Draw>{{0, 0, 1, 0, 0, 0}}, token);
   EXPECT_EQ(token[0], 77);
+  CpuSampler all(allowed_bits({.size = kVocab}), kVocab, team);
+  for (const int32_t likeliest : {0, 3, kVocab - 1}) {
+    logits.numbers[kColumns + likeliest] = static_cast<float>(200 + likeliest);
+    all.draw(logits.view(), std::vector<Draw>{{1, 0, 1, 0, 0, 0}}, token);
+    EXPECT_EQ(token[0], likeliest) << "every other token may be";
+  }
 }
 
 TEST(CpuSampler, ARowThatIsNotFiniteHasNoToken) {

@@ -125,6 +125,38 @@ TEST_F(OnRanks, OtherRanksAndHostsAreRefused) {
   EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "expert 0 has 2 owners"));
 }
 
+TEST_F(OnRanks, StagesHaveTheirLayersAndExperts) {
+  text_["backbone"]["stages"] = Json::parse(R"([
+      {"layers": "0-9", "tp": 1, "devices": ["host0.cpu"]},
+      {"layers": "10-59", "tp": 1, "devices": ["host1.cpu"]},
+      {"layers": "60-60", "tp": 1, "devices": ["host2.cpu"]}])");
+  layers() = Json::parse(R"([
+      {"layers": "3-9", "groups": [{"experts": "0-255", "format": "int8", "owners": ["host0.cpu"]}]},
+      {"layers": "10-59", "groups": [{"experts": "0-255", "format": "int4", "owners": ["host1.cpu"]}]},
+      {"layers": "60-60", "groups": [{"experts": "0-255", "format": "fp8", "owners": ["host2.cpu"]}]}
+      ])");
+  for (int rank = 0; rank < 3; ++rank) {
+    const ExecutedParts parts = parts_of(rank);
+    EXPECT_EQ(parts.grid.n_stages, 3);
+    ASSERT_EQ(parts.stages.size(), 3u);
+    EXPECT_EQ(parts.stages[1].first, 10);
+    EXPECT_EQ(parts.stages[1].n, 50);
+    EXPECT_EQ(parts.rank_of_expert[20][7], 0) << "of its stage";
+  }
+  EXPECT_EQ(*parts_of(0).experts.format(5), weight_format("int8"));
+  EXPECT_EQ(*parts_of(1).experts.format(20), weight_format("int4"));
+  text_["backbone"]["stages"][1]["devices"] = {"host1.cpu", "host2.cpu"};
+  text_["backbone"]["stages"].erase(2);
+  text_["backbone"]["stages"][1]["layers"] = "10-60";
+  EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "this program divides all stages alike"));
+  text_["backbone"]["stages"] = Json::parse(R"([
+      {"layers": "0-9", "tp": 1, "devices": ["host0.cpu"]},
+      {"layers": "10-58", "tp": 1, "devices": ["host1.cpu"]},
+      {"layers": "59-60", "tp": 1, "devices": ["host2.cpu"]}])");
+  EXPECT_TRUE(says(error_of([&] { parts_of(0); }),
+                   "layer 59: an expert is on host1.cpu, where the layer's stage of the backbone"));
+}
+
 TEST_F(OnRanks, ReplicasOfTheBackboneHaveRanksOfTheirOwn) {
   EXPECT_EQ(parts_of(0).grid.n_replicas, 1);
   EXPECT_EQ(parts_of(0).grid.tp, 3);
@@ -134,8 +166,6 @@ TEST_F(OnRanks, ReplicasOfTheBackboneHaveRanksOfTheirOwn) {
     EXPECT_EQ(parts_of(rank).grid.tp, 1);
     EXPECT_EQ(parts_of(rank).rank_of_expert[5][0], 2);
   }
-  text_["head"]["replicated"] = false;
-  EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "3 replicas of the backbone share one head"));
 }
 
 // Only hosts whose CPUs, or whose first GPUs, all have all layers can be started as ranks.
@@ -151,7 +181,14 @@ TEST(PlacedRanks, AreDevicesThatHaveTheBackbone) {
   EXPECT_EQ(n({a, b}, 2), 2);
   EXPECT_EQ(n({a, b, c}, 3), 3);
   EXPECT_EQ(n({a, b}, 1), 2) << "replicas";
-  EXPECT_EQ(n({a, b}, 2, false), 1) << "a pipeline";
+  EXPECT_EQ(n({a, b}, 2, false), 1) << "a pipeline whose stages are on the same devices";
+  Placement pipeline;
+  pipeline.stages = {{0, 5, {a}, 1}, {6, 9, {b}, 1}};
+  EXPECT_EQ(n_ranks_of(pipeline), 2);
+  pipeline.stages = {{0, 5, {{0, 0}, {0, 1}}, 2}, {6, 9, {{1, 0}, {1, 1}}, 2}};
+  EXPECT_EQ(n_ranks_of(pipeline), 4);
+  pipeline.stages = {{0, 5, {b}, 1}, {6, 9, {a}, 1}};
+  EXPECT_EQ(n_ranks_of(pipeline), 1) << "not in order";
   EXPECT_EQ(n({b, c}, 2), 1) << "not from the first host on";
   EXPECT_EQ(n({a, {1, 0}}, 2), 1) << "a GPU";
   const DeviceId g0{0, 0}, g1{0, 1}, h0{1, 0}, h1{1, 1};

@@ -38,11 +38,27 @@ foreach(source ${gpu_tests})
   if(TANDEM_SANITIZE MATCHES thread AND name MATCHES gpu_engine)
     set(orders)
   endif()
+  # make test runs one order, and not what takes long of these tests; make test-long runs the rest.
+  set(rest)
+  if(name STREQUAL gpu_engine_ranks_test)
+    set(rest "GpuRanksOfPlans*:GpuRanksOfTinyR1.AnswerAsTheCpu")
+  elseif(name STREQUAL gpu_engine_drafts_test)
+    set(rest "*WithExpertsOnBoth:*v3_1_fp8")
+  endif()
   foreach(order ${orders})
-    add_test(NAME ${name}_${order} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${name})
+    set(label_of_order "${label}")
+    if(NOT order STREQUAL reverse)
+      set(label_of_order long)
+    endif()
+    add_test(NAME ${name}_${order} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${name} --gtest_filter=-${rest})
     set_tests_properties(${name}_${order} PROPERTIES ENVIRONMENT TANDEM_GPU_ORDER=${order} TIMEOUT ${seconds}
-                                                         COST ${cost} LABELS "${label}")
+                                                         COST ${cost} LABELS "${label_of_order}")
   endforeach()
+  if(rest AND orders)
+    add_test(NAME rest_of_${name} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${name} --gtest_filter=${rest})
+    set_tests_properties(rest_of_${name} PROPERTIES ENVIRONMENT "TANDEM_GPU_ORDER=reverse;TANDEM_LONG_TEST=1"
+                                                    TIMEOUT ${seconds} COST ${cost} LABELS long)
+  endif()
   if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test")  # they count operations of the emulator
     get_filename_component(file ${source} NAME)
     if(file MATCHES "cu$")
@@ -74,8 +90,11 @@ if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   set_tests_properties(gpu_cli_test PROPERTIES TIMEOUT ${seconds} COST 20)
   if(NOT TANDEM_SANITIZE)  # sanitizers do not know what MPI does
     add_test(NAME gpu_ranks_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py
-                                         $<TARGET_FILE:tandem_emulated>)
-    set_tests_properties(gpu_ranks_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${seconds} COST 60)
+                                         $<TARGET_FILE:tandem_emulated> GpuRanks)
+    add_test(NAME gpu_ranks_lost_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py
+                                              $<TARGET_FILE:tandem_emulated> GpuRanksLost)
+    set_tests_properties(gpu_ranks_test gpu_ranks_lost_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${seconds} COST 60)
+    set_tests_properties(gpu_ranks_lost_test PROPERTIES LABELS long)
   endif()
 endif()
 if(TARGET tandem_gpu_cuda)

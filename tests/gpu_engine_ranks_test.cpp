@@ -2,6 +2,9 @@
 // answers, and what each rank reads.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
@@ -15,6 +18,7 @@
 #include "tests/golden_file.h"
 #include "tests/gpu_memory.h"
 #include "tests/hybrid_placements.h"
+#include "tests/planner_cases.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -104,6 +108,32 @@ TEST_P(GpuRanks, HaveTheLogitsOfTheCpu) {
   }
 }
 
+// The same GPUs, of which the second half has the second half of the layers.
+Placement as_pipeline(Placement p, const ModelConfig& c) {
+  Stage first = p.stages[0];
+  const auto half = static_cast<int>(first.devices.size()) / 2, middle = c.n_layers / 2;
+  Stage second = first;
+  first.devices.resize(half);
+  second.devices.erase(second.devices.begin(), second.devices.begin() + half);
+  first.last = middle - 1;
+  second.first = middle;
+  first.tp = second.tp = std::min(first.tp, half);
+  p.stages = {first, second};
+  std::vector<LayerExperts> layers;
+  for (const LayerExperts& of : p.layers)
+    for (int l = of.first; l <= of.last; ++l) {
+      if (!c.is_moe(l)) continue;
+      LayerExperts& layer = layers.emplace_back(LayerExperts{l, l, of.groups});
+      for (ExpertGroup& group : layer.groups) {
+        for (DeviceId& owner : group.owners)
+          if (!owner.is_cpu()) owner.gpu = owner.gpu % half + (l < middle ? 0 : half);
+        if (group.sliced) group.owners = l < middle ? first.devices : second.devices;
+      }
+    }
+  p.layers = layers;
+  return p;
+}
+
 // Logits of one text that every replica computes, at the same time as others do.
 std::vector<Logits> logits_of_replicas(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
   Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
@@ -139,7 +169,7 @@ void expect_logits_of_replicas(int n_ranks, const ModelOptions& options,
   });
 }
 
-TEST_P(GpuRanks, ReplicasHaveTheLogitsOfTheCpu) {
+TEST_P(GpuRanks, ReplicasAndPipelinesHaveTheLogitsOfTheCpu) {
   const LimitedGpuMemory memory(kEnough);
   const std::string directory = kGolden + GetParam();
   const GoldenFile golden(directory + "/golden.safetensors");
@@ -154,10 +184,20 @@ TEST_P(GpuRanks, ReplicasHaveTheLogitsOfTheCpu) {
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   struct Grid {
     int n_ranks, tp;
+    bool is_pipeline;
   };
-  for (const auto& [n_ranks, tp] : {Grid{2, 1}, Grid{4, 2}}) {
-    SCOPED_TRACE(fmt::format("{} ranks, tp {}", n_ranks, tp));
-    const PlacementFile file(random_placement_of_ranks(cpu.config(), n_ranks, rng, tp == 1, tp));
+  // Every family has two of the grids; make test-long computes all.
+  const std::array grids = {Grid{2, 1, false}, Grid{4, 2, false}, Grid{2, 1, true},
+                            Grid{4, 2, true}, Grid{4, 1, true}};
+  const size_t chosen = std::hash<std::string>()(GetParam()) % grids.size();
+  for (size_t i = 0; i < grids.size(); ++i) {
+    const auto& [n_ranks, tp, is_pipeline] = grids[i];
+    if (!std::getenv("TANDEM_LONG_TEST") && i != chosen && i != (chosen + 2) % grids.size())
+      continue;
+    SCOPED_TRACE(fmt::format("{} ranks, tp {}, {}", n_ranks, tp, is_pipeline));
+    Placement placement = random_placement_of_ranks(cpu.config(), n_ranks, rng, tp == 1, tp);
+    if (is_pipeline) placement = as_pipeline(placement, cpu.config());
+    const PlacementFile file(placement);
     expect_logits_of_replicas(n_ranks,
                               {.directory = directory,
                                .device = DeviceChoice::kCuda,
@@ -169,6 +209,101 @@ TEST_P(GpuRanks, ReplicasHaveTheLogitsOfTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_ties(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
+
+// What `tandem plan` places, with the same stages, replicas and division of each, and experts on
+// the same kinds of devices, on as many GPUs as a test has.
+Placement twin_of(const Placement& planned, const ModelConfig& c, int most_ranks) {
+  const auto n_stages = static_cast<int>(planned.stages.size());
+  int dp = planned.stages[0].dp(), tp = planned.stages[0].tp;
+  while (n_stages * dp * tp > most_ranks) (tp > 2 || dp == 1 ? tp : dp) /= 2;
+  const int n_of_stage = dp * tp;
+  bool on_cpu = false, on_gpu = false, sliced = false;
+  for (const LayerExperts& layer : planned.layers)
+    for (const ExpertGroup& group : layer.groups) {
+      sliced = sliced || group.sliced;
+      for (const DeviceId owner : group.owners) (owner.is_cpu() ? on_cpu : on_gpu) = true;
+    }
+  Placement p = backbone_on_gpu(c, kContext);
+  p.stages.clear();
+  p.head_replicated = planned.head_replicated;
+  for (int i = 0; i < n_stages; ++i) {
+    Stage& stage = p.stages.emplace_back(
+        Stage{c.n_layers * i / n_stages, c.n_layers * (i + 1) / n_stages - 1, {}, tp});
+    for (int k = 0; k < n_of_stage; ++k) stage.devices.push_back({0, i * n_of_stage + k});
+  }
+  for (const Stage& stage : p.stages)
+    for (int l = stage.first; l <= stage.last; ++l) {
+      if (!c.is_moe(l)) continue;
+      std::vector<ExpertGroup> groups;
+      if (sliced) {
+        groups.push_back({{}, stored_expert_format(c), stage.devices, true});
+        for (int e = 0; e < c.router.n_experts; ++e) groups[0].experts.push_back(e);
+      }
+      for (int e = 0; e < c.router.n_experts && !sliced; ++e) {
+        const bool here = on_gpu && (!on_cpu || e % 2 == 0);
+        groups.push_back({{e},
+                          stored_expert_format(c),
+                          {here ? stage.devices[e % stage.devices.size()] : kCpu}});
+      }
+      p.layers.push_back({l, l, groups});
+    }
+  return p;
+}
+
+// Plans for R1 on the machines that have several GPUs: what is placed there runs.
+TEST(GpuRanksOfPlans, HaveTheLogitsOfTheCpu) {
+  const LimitedGpuMemory memory(kEnough);
+  const Setting gpus("TANDEM_GPU_COUNT", "32");
+  const bool all = std::getenv("TANDEM_LONG_TEST") != nullptr;
+  const TempDirectory dir;
+  write_random_model(dir, {{"vocab_size", 160},
+                           {"num_hidden_layers", 4},
+                           {"first_k_dense_replace", 1},
+                           {"intermediate_size", 256},
+                           {"moe_intermediate_size", 1024},
+                           {"num_experts_per_tok", 8},  // no ties
+                           {"n_group", 1},
+                           {"num_attention_heads", 4},
+                           {"kv_lora_rank", 64},
+                           {"qk_nope_head_dim", 32},
+                           {"qk_rope_head_dim", 32},
+                           {"v_head_dim", 64}});
+  std::vector<int32_t> tokens(21);
+  std::iota(tokens.begin(), tokens.end(), 100);
+  ModelOptions options = {
+      .directory = dir.path(), .n_threads = 1, .context = kContext, .max_logits = 40};
+  ModelOptions on_cpu = options;
+  on_cpu.isa = cpu::Isa::kReference;
+  LoadedModel cpu(on_cpu);
+  const Logits want = logits_after(cpu, tokens);
+  options.device = DeviceChoice::kCuda;
+  options.context = 0;
+  std::vector<std::string> names = {"8xh200", "32xh800"};
+  if (all)
+    names = {"8xh200",  "8xh20-96g", "8xh20-141g", "2x8xh20-141g",
+             "16xh800", "32xh800",   "12x8xh100",  "home-32x4090"};
+  std::map<std::string, int> n_of_grid;
+  for (const std::string& name : names)
+    for (const int concurrency : {1, 64, 0}) {
+      Workload workload;
+      workload.concurrency = concurrency;
+      if (concurrency != 1) workload.objective = Objective::kThroughput;
+      const Planned planned("r1", known_machine(name), workload);
+      const Placement placement = planned.plan().placement;
+      const int most_ranks = all && name == "32xh800" && concurrency == 0 ? 32 : 8;
+      const Placement twin = twin_of(placement, cpu.config(), most_ranks);
+      const Stage& stage = twin.stages[0];
+      const std::string grid =
+          fmt::format("dp {} tp {} pp {}", stage.dp(), stage.tp, twin.stages.size());
+      SCOPED_TRACE(fmt::format("{}, {} sequences: {}", name, concurrency, grid));
+      if (n_of_grid[grid]++ > 0) continue;
+      const PlacementFile file(twin);
+      options.placement = file.path();
+      expect_logits_of_replicas(static_cast<int>(twin.stages.size() * stage.devices.size()),
+                                options, tokens, want, 3e-2);
+    }
+  EXPECT_GE(n_of_grid.size(), 3u);
+}
 
 // The plan for eight H200: every GPU has some columns of every expert, and reads no others.
 TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
@@ -222,6 +357,9 @@ TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
   placed.context = 0;
   placed.placement = replicas.path();
   expect_logits_of_replicas(2, placed, tokens, want, 3e-2);
+  const PlacementFile stages(as_pipeline(sliced_placement(cpu.config(), 4), cpu.config()));
+  placed.placement = stages.path();
+  expect_logits_of_replicas(4, placed, tokens, want, 3e-2);
 }
 
 // Answers of rank 0's engine, whose steps the others repeat.
@@ -251,6 +389,11 @@ TEST(GpuRanksOfTinyR1, AnswerAsTheCpu) {
   ModelOptions replicas = options;
   replicas.n_replicas = 2;
   EXPECT_EQ(answers_on_ranks(2, replicas, 3), want) << "replicas without a placement";
+  ModelOptions stages = options;
+  stages.n_stages = 2;
+  stages.draft = DraftChoice::kLookup;
+  stages.max_logits = 8;
+  EXPECT_EQ(answers_on_ranks(2, stages, 3), want) << "a pipeline without a placement";
   std::mt19937 rng(5);
   const ModelConfig config = ModelConfig::from_directory(options.directory);
   struct Case {

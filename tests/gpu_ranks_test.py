@@ -22,11 +22,13 @@ QUESTION = [*ranks_test.QUESTION[:3], "--device", "cuda", "--ctx", "512", *ranks
 MACHINES = pathlib.Path(__file__).resolve().parent.parent / "machines"
 
 
-class GpuRanks(unittest.TestCase):
+class GpuProcesses(unittest.TestCase):
     def started(self, *arguments, **environment):
         return subprocess.run([ranks_test.TANDEM, *arguments], env={**os.environ, **environment}, capture_output=True, text=True,
                               timeout=300, check=False)
 
+
+class GpuRanks(GpuProcesses):
     def test_the_same_tokens(self):
         expected = json.loads(alone(QUESTION).stdout)
         for launcher in LAUNCHERS:
@@ -105,6 +107,8 @@ class GpuRanks(unittest.TestCase):
                 time.sleep(0.1)
         raise AssertionError("not ready")
 
+
+class GpuRanksLost(GpuProcesses):
     def test_a_stopped_rank_is_named(self):
         """The GPUs of the others wait for it, and no call of MPI would tell."""
         with concurrent.futures.ThreadPoolExecutor(2) as pool:  # most of the time is waiting

@@ -1,6 +1,6 @@
 // A model whose backbone is on several ranks as replicas with sequences of their own, in every way
-// of exchanging rows: golden logits, the embedded model's answers, what ranks read, and steps of
-// random batches. Ranks are threads here.
+// of exchanging rows, and as the stages of a pipeline: golden logits, the embedded model's answers,
+// what ranks read, and steps of random batches. Ranks are threads here.
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -27,7 +27,10 @@ namespace {
 struct Grid {
   int dp, tp;
   ExpertDispatch dispatch;
-  std::string name() const { return fmt::format("dp {}, tp {}, {}", dp, tp, name_of(dispatch)); }
+  int pp = 1;
+  std::string name() const {
+    return fmt::format("dp {}, tp {}, pp {}, {}", dp, tp, pp, name_of(dispatch));
+  }
 };
 constexpr ExpertDispatch kAuto = ExpertDispatch::kAuto, kGather = ExpertDispatch::kGather,
                          kAllToAll = ExpertDispatch::kAllToAll,
@@ -38,8 +41,9 @@ void on_grid(const Grid& grid, ModelOptions options,
              const std::function<void(LoadedModel&)>& lead) {
   options.n_replicas = grid.dp;
   options.tp = grid.tp;
+  options.n_stages = grid.pp;
   options.dispatch = grid.dispatch;
-  run_local_ranks({grid.dp * grid.tp}, [&](Group& group) {
+  run_local_ranks({grid.dp * grid.tp * grid.pp}, [&](Group& group) {
     StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
     LoadedModel loaded(on_rank(options, group, &steps));
     if (!steps.leads()) return steps.follow();
@@ -69,7 +73,9 @@ TEST_P(RankReplicas, HaveTheGoldenLogits) {
                                 .max_logits = 64};
   for (const Grid& grid :
        {Grid{2, 1, kGather}, Grid{3, 1, kAllToAll}, Grid{2, 2, kLowLatency}, Grid{2, 3, kGather},
-        Grid{1, 2, kAllToAll}, Grid{4, 2, kAllToAll}, Grid{8, 1, kLowLatency}}) {
+        Grid{1, 2, kAllToAll}, Grid{4, 2, kAllToAll}, Grid{8, 1, kLowLatency}, Grid{1, 1, kAuto, 2},
+        Grid{1, 1, kAuto, 3}, Grid{1, 2, kAuto, 2}, Grid{2, 1, kLowLatency, 2},
+        Grid{1, 2, kGather, 3}, Grid{2, 2, kAllToAll, 2}}) {
     SCOPED_TRACE(grid.name());
     on_grid(grid, options, [&](LoadedModel& loaded) {
       Engine engine = engine_of(loaded, 64);
@@ -129,13 +135,19 @@ std::vector<Request> requests_of_all_kinds(const Tokenizer& tokenizer, int n) {
   return requests;
 }
 
+// `accepted`: the share of drafts that were, if there were any.
 std::vector<std::string> texts_of(LoadedModel& loaded, const Tokenizer& tokenizer,
-                                  const std::vector<Request>& requests) {
+                                  const std::vector<Request>& requests,
+                                  double* accepted = nullptr) {
   Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, loaded.config().vocab),
                 loaded.context(), {.max_running = 8, .drafting = loaded.drafting()});
   std::vector<std::string> texts;
   for (const Completion& c : complete(engine, requests))
     texts.push_back(tokenizer.decode(c.tokens));
+  const Scheduler::Counts counts = engine.counts().scheduler;
+  if (accepted && counts.n_drafted_tokens > 0)
+    *accepted = static_cast<double>(counts.n_accepted_tokens) /
+                static_cast<double>(counts.n_drafted_tokens);
   return texts;
 }
 
@@ -150,7 +162,9 @@ TEST(RanksWithReplicas, GiveTheSameAnswers) {
   };
   for (const auto& [grid, draft] :
        {Case{{4, 1, kGather}, DraftChoice::kMtp}, Case{{2, 2, kAllToAll}, DraftChoice::kOff},
-        Case{{4, 1, kLowLatency}, DraftChoice::kLookup}, Case{{3, 1, kAuto}, DraftChoice::kAuto}}) {
+        Case{{4, 1, kLowLatency}, DraftChoice::kLookup}, Case{{3, 1, kAuto}, DraftChoice::kAuto},
+        Case{{1, 2, kAuto, 2}, DraftChoice::kAuto},
+        Case{{2, 1, kGather, 2}, DraftChoice::kLookup}}) {
     SCOPED_TRACE(fmt::format("{}, drafts {}", grid.name(), name_of(draft)));
     const ModelOptions options = {.directory = kTinyR1,
                                   .context = 1024,
@@ -159,9 +173,16 @@ TEST(RanksWithReplicas, GiveTheSameAnswers) {
                                   .max_logits = 16,
                                   .draft = draft};
     LoadedModel alone(options);
-    const std::vector<std::string> want = texts_of(alone, tokenizer, requests);
-    on_grid(grid, options,
-            [&](LoadedModel& loaded) { EXPECT_EQ(texts_of(loaded, tokenizer, requests), want); });
+    double accepted_alone = 0, accepted = 0;
+    const std::vector<std::string> want = texts_of(alone, tokenizer, requests, &accepted_alone);
+    on_grid(grid, options, [&](LoadedModel& loaded) {
+      EXPECT_EQ(texts_of(loaded, tokenizer, requests, &accepted), want);
+    });
+    // Sequences draft from their own hidden states and keys, on every replica.
+    if (draft == DraftChoice::kMtp) {
+      EXPECT_GT(accepted_alone, 0.05);
+      EXPECT_NEAR(accepted, accepted_alone, 0.1 * accepted_alone);
+    }
   }
 }
 
@@ -177,7 +198,7 @@ TEST(RanksWithReplicas, ComputeStepsOfRandomBatches) {
                           .step_tokens = 48,
                           .max_logits = 24};
   LoadedModel alone(options);
-  for (const Grid& grid : {Grid{8, 1, kAuto}, Grid{4, 2, kAllToAll}, Grid{8, 1, kGather}}) {
+  for (const Grid& grid : {Grid{8, 1, kAuto}, Grid{4, 2, kAllToAll}, Grid{2, 2, kGather, 2}}) {
     SCOPED_TRACE(grid.name());
     on_grid(grid, options, [&](LoadedModel& loaded) {
       Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab},
@@ -215,6 +236,69 @@ TEST(RanksWithReplicas, ComputeStepsOfRandomBatches) {
       const Scheduler::Counts counts = engine.counts().scheduler;
       EXPECT_EQ(counts.n_available_pages, counts.n_pages);
     });
+  }
+}
+
+// A prompt passes through the stages of a pipeline in pieces, with logits of any of its rows.
+TEST(RanksInAPipeline, ComputePromptsInPieces) {
+  const ModelOptions options = {
+      .directory = kGolden + "v3_bf16", .context = 1024, .max_logits = 512};
+  std::vector<std::vector<int32_t>> prompts;
+  std::mt19937 random(3);
+  for (const int n : {300, 70, 129}) {
+    std::vector<int32_t>& prompt = prompts.emplace_back();
+    for (int i = 0; i < n; ++i) prompt.push_back(static_cast<int32_t>(random() % 100));
+  }
+  // The last rows of each, of sequences that a step computes together.
+  const auto logits_of = [&](LoadedModel& loaded) {
+    Engine engine = engine_of(loaded);
+    std::vector<std::vector<float>> rows(prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EngineRequest request;
+      request.request.prompt = prompts[i];
+      request.first_scored = i == 0 ? 290 : 60;
+      request.on_event = [](const TokenEvent&) { return true; };
+      request.on_logits = [&rows, i](int, std::span<const float> row) {
+        rows[i].insert(rows[i].end(), row.begin(), row.end());
+      };
+      engine.submit(std::move(request));
+    }
+    while (engine.step()) {
+    }
+    EXPECT_EQ(engine.counts().n_steps, 1);
+    return rows;
+  };
+  LoadedModel alone(options);
+  const auto want = logits_of(alone);
+  for (const Grid& grid : {Grid{1, 1, kAuto, 2}, Grid{1, 2, kAuto, 3}}) {
+    SCOPED_TRACE(grid.name());
+    on_grid(grid, options, [&](LoadedModel& loaded) {
+      const auto got = logits_of(loaded);
+      for (size_t i = 0; i < want.size(); ++i)
+        expect_close(got[i], want[i], 2e-2 * largest(want[i]));
+    });
+  }
+}
+
+// A stage reads its layers, the first one the embedding and the last one the head.
+TEST(RanksInAPipeline, ReadOnlyTheirLayers) {
+  for (const char* family : {"v2_lite", "v3_fp8", "moonlight_tied"}) {
+    SCOPED_TRACE(family);
+    ModelOptions options = {.directory = kGolden + family, .context = 64};
+    LoadedModel alone(options);
+    const int64_t embedding = int64_t{alone.config().vocab} * alone.config().dim * 2;
+    options.n_stages = 3;
+    std::vector<int64_t> bytes(3);
+    run_local_ranks({3}, [&](Group& group) {
+      StepChannel steps(group, [](const GroupError&) {});
+      LoadedModel loaded(on_rank(options, group, &steps));
+      bytes[group.rank()] = loaded.load_report().bytes;
+      EXPECT_LT(loaded.cache().page_bytes(), alone.cache().page_bytes() / 2);
+      steps.leads() ? steps.end() : steps.follow();
+    });
+    const int64_t twice = alone.config().tied_head ? embedding : 0;
+    EXPECT_EQ(bytes[0] + bytes[1] + bytes[2], alone.load_report().bytes + twice);
+    for (const int64_t of_stage : bytes) EXPECT_GT(of_stage, 0);
   }
 }
 
@@ -264,20 +348,20 @@ std::string refusal(int n_ranks, const ModelOptions& options) {
   return message;
 }
 
-std::string placement_file(int tp, const char* head) {
+std::string placement_file(int tp) {
   const std::string file = testing::TempDir() + "replicas.json";
   std::ofstream(file) << fmt::format(
       R"({{"model": "tiny-r1", "machine": "two hosts",
           "backbone": {{"format": "fp8", "stages": [{{"layers": "0-2", "tp": {},
                         "devices": ["host0.cpu", "host1.cpu"]}}]}},
-          "embedding": {{"on": "cpu"}}, "head": {{"on": "cpu", "replicated": {}}},
+          "embedding": {{"on": "cpu"}}, "head": {{"on": "cpu", "replicated": false}},
           "kv": {{"tokens": 1024, "type": "bf16"}},
           "experts": {{"layers": [{{"layers": "1-2", "groups": [
             {{"experts": "0-14", "format": "fp8", "owners": ["host0.cpu"]}},
             {{"experts": "15", "format": "fp8", "owners": ["host1.cpu"]}}]}}]}},
           "prefill": {{"chunk_tokens": 64, "stream_from_tokens": 0}},
           "micro_batches": 1, "micro_batches_from_sequences": 2}})",
-      tp, head);
+      tp);
   return file;
 }
 
@@ -286,10 +370,8 @@ TEST(RanksWithReplicas, ObeyAPlacement) {
   const std::vector<Request> requests = requests_of_all_kinds(tokenizer, 4);
   LoadedModel alone({.directory = kTinyR1, .context = 512, .max_logits = 8});
   const std::vector<std::string> want = texts_of(alone, tokenizer, requests);
-  ModelOptions options = {.directory = kTinyR1,
-                          .context = 512,
-                          .max_logits = 8,
-                          .placement = placement_file(1, "true")};
+  ModelOptions options = {
+      .directory = kTinyR1, .context = 512, .max_logits = 8, .placement = placement_file(1)};
   run_local_ranks({2}, [&](Group& group) {
     StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
     LoadedModel loaded(on_rank(options, group, &steps));
@@ -310,16 +392,29 @@ TEST(RanksWithReplicas, RefuseWhatDoesNotFitTogether) {
   using Options = ModelOptions&;
   EXPECT_EQ(
       refused(3, [](Options o) { o.n_replicas = 2; }),
-      "--dp 2 --tp 1: replicas of the backbone with so many ranks each are 2 ranks, and there "
-      "are 3: leave one of the numbers out, or start 2 ranks");
+      "--dp 2 --tp 1 --pp 1: that many replicas, ranks of each and pipeline stages are 2 ranks, "
+      "and there are 3: leave one of the numbers out, or start 2 ranks");
   EXPECT_EQ(
       refused(2,
               [](Options o) {
                 o.n_replicas = 2;
                 o.tp = 2;
               })
-          .find("--dp 2 --tp 2: replicas of the backbone with so many ranks each are 4 ranks"),
+          .find(
+              "--dp 2 --tp 2 --pp 1: that many replicas, ranks of each and pipeline stages are 4"),
       0u);
+  EXPECT_EQ(refused(2, [](Options o) { o.n_stages = 3; })
+                .find("--dp 1 --tp 1 --pp 3: that many replicas, ranks of each and pipeline"),
+            0u);
+  EXPECT_EQ(refused(4, [](Options o) { o.n_stages = 4; }),
+            "--pp 4: the model has 3 layers: ask for fewer");
+  EXPECT_EQ(refused(2,
+                    [](Options o) {
+                      o.n_stages = 2;
+                      o.draft = DraftChoice::kMtp;
+                    })
+                .find("--draft mtp: the layers for multi-token prediction follow the last of 2"),
+            0u);
   EXPECT_EQ(refused(2, [](Options o) { o.ep = 4; }),
             "--ep 4: all 2 ranks divide the experts: leave it out");
   EXPECT_EQ(
@@ -340,19 +435,16 @@ TEST(RanksWithReplicas, RefuseWhatDoesNotFitTogether) {
   EXPECT_NE(refused(2,
                     [](Options o) {
                       o.n_replicas = 2;
-                      o.placement = placement_file(2, "true");
+                      o.placement = placement_file(2);
                     })
                 .find("has 1 replicas of the backbone: leave --dp out"),
             std::string::npos);
   EXPECT_NE(refused(2,
                     [](Options o) {
                       o.tp = 2;
-                      o.placement = placement_file(1, "true");
+                      o.placement = placement_file(1);
                     })
                 .find("divides the backbone by 1: leave --tp out"),
-            std::string::npos);
-  EXPECT_NE(refused(2, [](Options o) { o.placement = placement_file(1, "false"); })
-                .find("2 replicas of the backbone share one head"),
             std::string::npos);
 }
 

@@ -118,7 +118,6 @@ class Refusals(KeptOutput):
         changes = {
             "as it is": (("micro_batches",), 1), "two micro-batches": (("micro_batches",), 2),
             "backbone on the GPU": ((*stages, 0, "devices"), ["host0.gpu0"]), "another host": ((*stages, 0, "devices"), ["host1.cpu"]),
-            "two devices": ((*stages, 0, "devices"), ["host0.cpu", "host1.cpu"]),
             "two stages": (stages, [{"layers": "0-1", "devices": ["host0.cpu"]}, {"layers": "2-2", "devices": ["host0.cpu"]}]),
             "layers left": ((*stages, 0, "layers"), "0-1"), "backbone in int8": (("backbone", "format"), "int8"),
             "embedding on the backbone": (("embedding", "on"), "backbone"), "head on the backbone": (("head", "on"), "backbone"),

@@ -81,7 +81,8 @@ TEST_F(ReadyService, SaysWhatItIs) {
   EXPECT_EQ(get("/ping").body, get("/health").body);
   EXPECT_EQ(get("/server_info").body,
             R"({"model_path":"/root","served_model_name":"the/model","version":"0.1.0",)"
-            R"("internal_states":[{}],"context_length":512,"kv_tokens":512})");
+            R"("internal_states":[{}],"context_length":512,"kv_tokens":512,)"
+            R"("dp_size":1,"tp_size":1})");
   EXPECT_EQ(get("/get_model_info").body, get("/server_info").body);
   EXPECT_TRUE(says(get("/metrics").body, "tandem:ready{model_name=\"the/model\",engine=\"0\"} 1"));
   EXPECT_STREQ(get("/metrics").content_type, "text/plain; version=0.0.4; charset=utf-8");

@@ -25,6 +25,8 @@ struct Nccl {
   int (*all_reduce)(const void* in, void* out, size_t n, int type, int op, NcclComm comm,
                     void* stream);
   int (*all_gather)(const void* in, void* out, size_t n_in, int type, NcclComm comm, void* stream);
+  int (*broadcast)(const void* in, void* out, size_t n, int type, int root, NcclComm comm,
+                   void* stream);
   int (*reduce_scatter)(const void* in, void* out, size_t n_out, int type, int op, NcclComm comm,
                         void* stream);
   const char* (*get_error_string)(int result);
@@ -49,6 +51,7 @@ const Nccl& nccl() {
                           library.find(n.all_reduce, "ncclAllReduce") &&
                           library.find(n.all_gather, "ncclAllGather") &&
                           library.find(n.reduce_scatter, "ncclReduceScatter") &&
+                          library.find(n.broadcast, "ncclBroadcast") &&
                           library.find(n.get_error_string, "ncclGetErrorString");
     require(complete, "{} lacks functions of NCCL: install NVIDIA's libnccl2", library.name());
     return n;
@@ -100,6 +103,13 @@ void Collectives::all_reduce(Stream& stream, float* x, int64_t n) {
       stream,
       nccl().all_reduce(x, x, static_cast<size_t>(n), kFloat, kSum, impl_->comm, stream.handle()),
       "ncclAllReduce");
+}
+
+void Collectives::broadcast(Stream& stream, float* x, int64_t n, int root) {
+  impl_->called(
+      stream,
+      nccl().broadcast(x, x, static_cast<size_t>(n), kFloat, root, impl_->comm, stream.handle()),
+      "ncclBroadcast");
 }
 
 void Collectives::all_gather(Stream& stream, void* all, int64_t n) {

@@ -72,6 +72,13 @@ struct Collectives::Impl {
                  });
   }
 
+  void broadcast(float* x, int64_t n, int root) {
+    for (int64_t first = 0; first < n && may_wait(); first += kPiece)
+      exchange(x + first, std::min(kPiece, n - first), n, [&](const auto& pieces, int64_t size) {
+        std::copy_n(pieces[root], size, x + first);
+      });
+  }
+
   void add(const float (&pieces)[kMaxRanks][kPiece], int64_t n, float* out) const {
     std::copy_n(pieces[0], n, out);
     for (int r = 1; r < n_ranks; ++r)
@@ -135,6 +142,12 @@ void Collectives::all_reduce(Stream& stream, float* x, int64_t n) {
   const emulated::InDriver driver;
   check(emulated::is_allocated(x, n * int64_t{sizeof(float)}), "the GPUs add GPU memory");
   emulated::enqueue(stream, [impl = impl_.get(), x, n] { impl->all_reduce(x, n); });
+}
+
+void Collectives::broadcast(Stream& stream, float* x, int64_t n, int root) {
+  const emulated::InDriver driver;
+  check(emulated::is_allocated(x, n * int64_t{sizeof(float)}), "the GPUs send GPU memory");
+  emulated::enqueue(stream, [impl = impl_.get(), x, n, root] { impl->broadcast(x, n, root); });
 }
 
 void Collectives::all_gather(Stream& stream, void* all, int64_t n) {

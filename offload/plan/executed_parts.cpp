@@ -16,12 +16,19 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
 bool is_sliced(const Placement& p);
-std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p,
-                                               PlacedRank rank);
+std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
                    const std::vector<std::vector<int>>& rank_of_expert);
-DeviceId backbone_of(const Placement& p, PlacedRank rank) {
-  return p.stages.front().devices[rank.rank];
+// The devices of all stages, one after the other: those of ranks 0, 1, ..
+std::vector<DeviceId> devices_of(const Placement& p) {
+  std::vector<DeviceId> all;
+  for (const Stage& s : p.stages) all.insert(all.end(), s.devices.begin(), s.devices.end());
+  return all;
+}
+DeviceId backbone_of(const Placement& p, PlacedRank rank) { return devices_of(p)[rank.rank]; }
+const Stage& stage_of_layer(const Placement& p, int layer) {
+  return *std::find_if(p.stages.begin(), p.stages.end(),
+                       [&](const Stage& s) { return layer <= s.last; });
 }
 
 }  // namespace
@@ -44,8 +51,9 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
-  parts.grid = {p.stages[0].dp(), p.stages[0].tp};
-  if (rank.n_ranks > 1 && !is_sliced(p)) parts.rank_of_expert = ranks_of_experts(config, p, rank);
+  parts.grid = {p.stages[0].dp(), p.stages[0].tp, static_cast<int>(p.stages.size())};
+  for (const Stage& s : p.stages) parts.stages.push_back({s.first, s.last + 1 - s.first});
+  if (rank.n_ranks > 1 && !is_sliced(p)) parts.rank_of_expert = ranks_of_experts(config, p);
   if (backbone_of(p, rank).is_cpu()) return parts;
   parts.gpu = gpu_parts(config, p, rank, parts.rank_of_expert);
   parts.experts.keep_elsewhere(beside_cpu(*parts.gpu));
@@ -53,16 +61,16 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
 }
 
 int n_ranks_of(const Placement& p) {
-  if (p.stages.size() != 1) return 1;
-  const std::vector<DeviceId>& devices = p.stages[0].devices;
+  const std::vector<DeviceId> devices = devices_of(p);
   const auto n = static_cast<int>(devices.size());
-  if (devices[0].host != 0) return 1;
+  if (devices.empty() || devices[0].host != 0) return 1;
+  const bool on_cpus = devices[0].is_cpu();
   const auto n_of_host = static_cast<int>(
       std::count_if(devices.begin(), devices.end(), [](DeviceId d) { return d.host == 0; }));
-  for (int rank = 0; rank < n; ++rank) {
-    const int gpu = devices[0].is_cpu() ? -1 : rank % n_of_host;
-    if (devices[rank] != DeviceId{rank / n_of_host, gpu}) return 1;
-  }
+  for (int rank = 0; rank < n; ++rank)
+    if (devices[rank] !=
+        (on_cpus ? DeviceId{rank, -1} : DeviceId{rank / n_of_host, rank % n_of_host}))
+      return 1;
   return n;
 }
 
@@ -86,11 +94,17 @@ GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts,
   GpuParts parts = {.experts = std::vector<std::vector<bool>>(config.n_all_layers())};
   parts.on_other_ranks = std::move(on_other_ranks);
   int64_t n_left = 0;  // layers
-  for (int l = 0; l < config.n_all_layers(); ++l) n_left += config.is_moe(l);
+  const auto has_any = [&](int l) {
+    const auto& others = parts.on_other_ranks;
+    return config.is_moe(l) && (others.empty() || std::find(others[l].begin(), others[l].end(),
+                                                            false) != others[l].end());
+  };
+  for (int l = 0; l < config.n_all_layers(); ++l) n_left += has_any(l);
   for (int l = 0; l < config.n_all_layers(); ++l) {
     if (!config.is_moe(l)) continue;
     std::vector<bool>& layer = parts.experts[l];
     layer.assign(config.router.n_experts, false);
+    if (!has_any(l)) continue;
     int64_t n = ceil_div(n_experts, n_left--);
     for (int e = 0; e < config.router.n_experts && n > 0; ++e) {
       if (!parts.on_other_ranks.empty() && parts.on_other_ranks[l][e]) continue;
@@ -139,7 +153,7 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           "placement: the backbone is {}: this program keeps it as stored, {}",
           format_name(p.backbone), format_name(stored_format(config)));
   const int n = rank.n_ranks;
-  const bool divided = p.stages.size() == 1 && std::ssize(p.stages[0].devices) == n;
+  const bool divided = std::ssize(devices_of(p)) == n;
   require(
       divided || n > 1,
       "placement: the backbone is on several devices: this program runs it on one, or on a rank "
@@ -155,10 +169,11 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           device_name(backbone_of(p, {})), n);
   const bool on_gpu = !backbone_of(p, rank).is_cpu();
   const int n_replicas = p.stages[0].dp();
-  require(n_replicas == 1 || p.head_replicated,
-          "placement: {} replicas of the backbone share one head: this program keeps the head with "
-          "each; set replicated of the head",
-          n_replicas);
+  for (const Stage& s : p.stages)
+    require(s.dp() == n_replicas && s.tp == p.stages[0].tp,
+            "placement: layers {}-{} have {} replicas of tp {}, and layers 0-{} have {} of tp {}: "
+            "this program divides all stages alike",
+            s.first, s.last, s.dp(), s.tp, p.stages[0].last, n_replicas, p.stages[0].tp);
   require(!on_gpu || n == 1 || p.micro_batches == 1,
           "placement: micro_batches is {}: several ranks compute one at a time; set it to 1",
           p.micro_batches);
@@ -176,7 +191,7 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups) {
       if (group.sliced)
-        require(n > 1 && on_gpu && group.owners == p.stages[0].devices &&
+        require(n > 1 && on_gpu && group.owners == stage_of_layer(p, l.last).devices &&
                     std::ssize(group.experts) == config.router.n_experts,
                 "placement: layer {}: expert {} is sliced: this program slices all experts of all "
                 "layers, among the GPUs that divide the backbone, or none",
@@ -205,38 +220,38 @@ bool is_sliced(const Placement& p) {
   return !p.layers.empty() && !p.layers[0].groups.empty() && p.layers[0].groups[0].sliced;
 }
 
-// [n_all_layers][n_experts] of(owner) for each expert, empty for a dense layer. Layers for
+// [n_all_layers][n_experts] of(owner, layer) for each expert, empty for a dense layer. Layers for
 // multi-token prediction, which a placement does not list, are like the last layer.
 template <class Of>
 auto by_expert(const ModelConfig& config, const Placement& p, Of of) {
-  std::vector<std::vector<decltype(of(kCpu))>> all(config.n_all_layers());
+  std::vector<std::vector<decltype(of(kCpu, 0))>> all(config.n_all_layers());
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
     all[l].resize(config.router.n_experts);
     for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
-      for (const int e : group.experts) all[l][e] = of(group.owners[0]);
+      for (const int e : group.experts) all[l][e] = of(group.owners[0], l);
   }
   for (int l = config.n_layers; l < config.n_all_layers(); ++l) all[l] = all[config.n_layers - 1];
   return all;
 }
 
-// The ranks of a host deal the experts of its CPUs among themselves.
-std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p,
-                                               PlacedRank rank) {
-  const std::vector<DeviceId>& devices = p.stages.front().devices;
-  auto ranks = by_expert(config, p, [&](DeviceId owner) {
-    const auto at = std::find(devices.begin(), devices.end(), owner);
-    return at == devices.end() ? -1 - owner.host : static_cast<int>(at - devices.begin());
+// The rank within the layer's stage that has each expert. The ranks of a host deal the experts of
+// its CPUs among themselves.
+std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p) {
+  std::vector<int> n_dealt(config.n_layers);
+  return by_expert(config, p, [&](DeviceId owner, int layer) {
+    const std::vector<DeviceId>& devices = stage_of_layer(p, layer).devices;
+    std::vector<int> candidates;
+    for (int i = 0; i < std::ssize(devices); ++i)
+      if (devices[i] == owner || (owner.is_cpu() && devices[i].host == owner.host))
+        candidates.push_back(i);
+    require(
+        !candidates.empty(),
+        "placement: layer {}: an expert is on {}, where the layer's stage of the backbone has no "
+        "device: this program runs experts beside the backbone of their layer",
+        layer, device_name(owner));
+    return candidates[n_dealt[layer]++ % std::ssize(candidates)];
   });
-  for (std::vector<int>& layer : ranks) {
-    std::vector<int> n_dealt(rank.n_ranks);  // of each host
-    for (int& r : layer) {
-      if (r >= 0) continue;
-      const int host = -1 - r;
-      r = host * rank.n_of_host + n_dealt[host]++ % rank.n_of_host;
-    }
-  }
-  return ranks;
 }
 
 // The format of the layer's experts on these CPUs; empty if there are none.
@@ -258,21 +273,28 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
                    const std::vector<std::vector<int>>& rank_of_expert) {
   const DeviceId gpu = backbone_of(p, rank);
+  const int n_of_stage = static_cast<int>(p.stages[0].devices.size());
+  const Stage& stage = p.stages[rank.rank / n_of_stage];
+  const int in_stage = rank.rank % n_of_stage;
+  const auto is_here = [&](int layer) { return layer >= stage.first && layer <= stage.last; };
   std::vector<std::vector<bool>> on_other_ranks;
-  for (const std::vector<int>& layer : rank_of_expert) {
-    std::vector<bool>& others = on_other_ranks.emplace_back();
-    for (const int r : layer) others.push_back(r != rank.rank);
-  }
+  if (!rank_of_expert.empty() || p.stages.size() > 1)
+    on_other_ranks = by_expert(config, p, [&](DeviceId, int layer) { return !is_here(layer); });
+  for (size_t l = 0; l < rank_of_expert.size(); ++l)
+    for (size_t e = 0; e < rank_of_expert[l].size(); ++e)
+      if (rank_of_expert[l][e] != in_stage) on_other_ranks[l][e] = true;
   std::optional<Slice> expert_columns;
   if (is_sliced(p)) {
-    const int64_t n = config.expert_dim / rank.n_ranks;
-    expert_columns = {rank.rank * n, n};
+    const int64_t n = config.expert_dim / n_of_stage;
+    expert_columns = {in_stage * n, n};
   }
   return {.embedding_on_cpu = p.embedding_on_cpu,
           .stream_from_tokens = p.stream_from_tokens,
           .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
-          .experts =
-              by_expert(config, p, [&](DeviceId owner) { return expert_columns || owner == gpu; }),
+          .experts = by_expert(config, p,
+                               [&](DeviceId owner, int layer) {
+                                 return is_here(layer) && (expert_columns || owner == gpu);
+                               }),
           .on_other_ranks = std::move(on_other_ranks),
           .expert_columns = expert_columns};
 }

@@ -34,13 +34,14 @@ struct ExecutedParts {
   DType kv_type;
   int chunk_tokens;             // tokens of a prompt per step
   std::optional<GpuParts> gpu;  // empty: the CPUs compute everything
-  // [n_all_layers][n_experts], empty for a dense layer: the rank that has each expert. Empty: one
-  // rank has all.
+  // [n_all_layers][n_experts], empty for a dense layer: the rank of its stage that has each expert.
+  // Empty: one rank has all.
   std::vector<std::vector<int>> rank_of_expert = {};
   BackboneGrid grid = {};
+  std::vector<Slice> stages = {};  // the layers of each pipeline stage; empty: there is one
 };
 
-// A process among those that run a placement together: rank r has the r-th device of the backbone.
+// A process among those that run a placement together: rank r has the r-th device of the stages.
 // Ranks with GPUs divide the CPUs of their host.
 struct PlacedRank {
   int rank = 0, n_ranks = 1;
@@ -55,9 +56,9 @@ struct PlacedRank {
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 
-// The number of devices that have the whole backbone, divided or in replicas, and run the placement
-// as ranks: the CPUs of hosts 0, 1, .., or GPUs 0, 1, .. of each of them. 1: it is divided in
-// another way, or not at all.
+// The number of devices that have the backbone, in any grid, and run the placement as ranks: the
+// CPUs of hosts 0, 1, .., or GPUs 0, 1, .. of each of them. 1: it is divided in another way, or not
+// at all.
 int n_ranks_of(const Placement& placement);
 
 // True if no routed expert is left to the CPU.

@@ -158,11 +158,6 @@ void check_stages(const ModelConfig& c, const Machine& machine, const Placement&
       require(std::find(s.devices.begin(), s.devices.begin() + static_cast<int64_t>(i),
                         s.devices[i]) == s.devices.begin() + static_cast<int64_t>(i),
               "placement: layers {}-{} name {} twice", s.first, s.last, device_name(s.devices[i]));
-    // Ranks may have unequal parts of whole blocks (share_of_rank).
-    if (s.devices[0].is_cpu() || p.stages.size() == 1) continue;
-    const auto refusal = tensor_parallel_refusal(c, s.tp);
-    require(!refusal, "placement: layers {}-{}: {}: choose another tp", s.first, s.last,
-            refusal.value_or(""));
   }
   require(next == c.n_layers, "placement: layer {} has no stage: the model has {} layers", next,
           c.n_layers);

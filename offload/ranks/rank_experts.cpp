@@ -23,16 +23,14 @@ ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
 }
 
 Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,
-                       BackboneGrid grid) {
-  Elsewhere elsewhere{.experts = {},
-                      .backbone = false,
-                      .share = share_of_rank(config, grid.part_of(rank), grid.tp)};
+                       const BackboneShare& share) {
+  Elsewhere elsewhere{.experts = {}, .backbone = false, .share = share};
   elsewhere.experts.resize(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
     for (int e = 0; config.is_moe(layer) && e < config.router.n_experts; ++e) {
       const std::vector<int>& ranks = owners.ranks(layer, e);
       const bool here = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-      elsewhere.experts[layer].push_back(!here);
+      elsewhere.experts[layer].push_back(!here || !share.has_layer(layer));
     }
   return elsewhere;
 }

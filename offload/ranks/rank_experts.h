@@ -19,9 +19,10 @@ ExpertOwners even_owners(const ModelConfig& config, int n_ranks);
 ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
                        const ModelConfig& config, int n_ranks);
 
-// What `rank` does not have: the experts of other ranks, and what of the backbone they divide.
+// What a rank, number `rank` of its stage, does not have: the experts of other ranks, and what of
+// the backbone is not in its share.
 Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,
-                       BackboneGrid grid);
+                       const BackboneShare& share);
 
 // The pool of a rank whose tokens all ranks have: it computes the experts that this rank owns, and
 // the forward pass adds the sums of all ranks (Ops::all_reduce).

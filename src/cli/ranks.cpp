@@ -26,16 +26,20 @@ std::string text_of(int argc, char** argv) {
 AskedRanks asked_ranks(std::optional<int> option, const ModelOptions& model, bool launched) {
   if (option) return {*option, fmt::format("--ranks {}", *option)};
   if (launched) return {};
-  if (model.n_replicas > 0 || model.tp > 0) {
-    std::string by;
-    if (model.n_replicas > 0) by = fmt::format("--dp {}", model.n_replicas);
-    if (model.tp > 0) by += fmt::format("{}--tp {}", by.empty() ? "" : " ", model.tp);
-    return {std::max(model.n_replicas, 1) * std::max(model.tp, 1), by};
+  int n = 1;
+  std::string by;
+  const std::pair<const char*, int> numbers[] = {
+      {"--dp", model.n_replicas}, {"--tp", model.tp}, {"--pp", model.n_stages}};
+  for (const auto& [name, number] : numbers) {
+    if (number == 0) continue;
+    n *= number;
+    by += fmt::format("{}{} {}", by.empty() ? "" : " ", name, number);
   }
+  if (!by.empty()) return {n, by};
   if (model.placement.empty()) return {};
   try {
-    const int n = n_ranks_of(placement_from_file(model.placement));
-    if (n > 1) return {n, fmt::format("--placement {}", model.placement)};
+    const int n_placed = n_ranks_of(placement_from_file(model.placement));
+    if (n_placed > 1) return {n_placed, fmt::format("--placement {}", model.placement)};
   } catch (const Error&) {
   }
   return {};

@@ -125,12 +125,8 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
              "each divide it, and all ranks divide the experts");
   add_number("--tp,--tp-size,--tensor-parallel-size", model.tp, "ranks that divide a replica");
   add_number("--ep,--ep-size", model.ep, "ranks that divide the experts: all of them");
-  command.add_option_function<int>(
-      "--pp,--pp-size,--pipeline-parallel-size",
-      [](int n) {
-        require(n == 1, "--pp {}: this program does not run pipeline stages: use --tp or --dp", n);
-      },
-      "pipeline stages: 1");
+  add_number("--pp,--pp-size,--pipeline-parallel-size", model.n_stages,
+             "pipeline stages, each with some of the layers");
   std::vector<std::pair<std::string, ExpertDispatch>> choices;
   for (const auto dispatch :
        {ExpertDispatch::kAuto, ExpertDispatch::kAllReduce, ExpertDispatch::kGather,

@@ -4,7 +4,13 @@
 
 namespace tandem {
 
-void DeepSeek::embed(const Batch& step) { ops_.embed(step.tokens, w_.embed, rows_of(step).x); }
+void DeepSeek::embed(const Batch& step) {
+  const TensorView x = rows_of(step).x;
+  if (share_.is_first_stage())
+    ops_.embed(step.tokens, w_.embed, x);
+  else
+    ops_.receive(x);
+}
 
 Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, PassMemory&) {
   const Scratch s = rows_of(batch);
@@ -33,18 +39,19 @@ Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, Pass
   ops_.add(s.x, s.y);
 }
 
-void DeepSeek::head(const Batch& step) {
+void DeepSeek::head(const Batch& step, int64_t first_row) {
+  if (!share_.is_last_stage(c_)) return ops_.send(rows_of(step).x);
   if (step.logit_rows.empty()) return;
   const auto n = static_cast<int64_t>(step.logit_rows.size());
   const TensorView last = scratch_.last.rows_from(0, n);
   ops_.gather_rows(scratch_.x.rows_from(0, step.n()), step.logit_rows, last);
   ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
-  project_to_vocabulary(last, w_.head);
+  project_to_vocabulary(last, w_.head, first_row);
 }
 
 // Computes the logits of rows [n, dim].
-void DeepSeek::project_to_vocabulary(TensorView rows, const QuantView& head) {
-  const TensorView logits = scratch_.logits.rows_from(0, rows.rows);
+void DeepSeek::project_to_vocabulary(TensorView rows, const QuantView& head, int64_t first_row) {
+  const TensorView logits = scratch_.logits.rows_from(first_row, rows.rows);
   const auto [first, n] = share_.vocab[share_.rank];
   if (n > 0) ops_.linear(rows, head, logits.cols_from(first, n));
   ops_.all_gather_cols(logits, share_.vocab);
@@ -92,6 +99,11 @@ DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm for
   arena_ =
       Arena::holding([&](auto visit) { for_each_matrix(scratch_, parts.config, limits, visit); },
                      [&](int64_t bytes) { return parts.device.allocate(bytes); });
+}
+
+LayerRange DeepSeek::main_layers() const {
+  const auto [first, n] = share_.layers;
+  return {static_cast<int>(first), n == 0 ? c_.n_layers : static_cast<int>(first + n)};
 }
 
 int64_t DeepSeek::bytes_for(const ModelConfig& config, StepLimits limits) {

@@ -38,15 +38,18 @@ class DeepSeek {
   // Bytes of scratch on the device.
   static int64_t bytes_for(const ModelConfig& config, StepLimits limits);
 
-  LayerRange main_layers() const { return {0, c_.n_layers}; }
-  // Begins a step: the residual stream is the embedding of its tokens.
+  // The layers that are here: all, or those of a pipeline stage.
+  LayerRange main_layers() const;
+  // Begins a step: the residual stream is the embedding of its tokens, or what the stage before has
+  // made of it.
   void embed(const Batch& step);
   // Computes layers for the tokens of `batch`, which outlives the pass: fills the cache and
   // changes the residual stream. Suspends where it waits for experts. The coroutine frame is
   // allocated in `memory`.
   Pass layers(LayerRange range, const Batch& batch, KvCache& cache, PassMemory& memory);
-  // Computes logits() for the rows batch.logit_rows of a step, once all its passes are done.
-  void head(const Batch& step);
+  // Ends a step, once all its passes are done: computes logits() from row first_row on for the rows
+  // batch.logit_rows, or sends the residual stream to the next stage.
+  void head(const Batch& step, int64_t first_row = 0);
 
   // Multi-token prediction (V3 report, section 2.2), after the last step of the model's layers.
   // Hidden state i is that of a token at position p, and token i of `step` the one at p + 1; the
@@ -82,7 +85,7 @@ class DeepSeek {
 
   Scratch rows_of(const Batch& batch) const;
   void feed_forward(const FfnWeights& w, const Scratch& s);
-  void project_to_vocabulary(TensorView rows, const QuantView& head);
+  void project_to_vocabulary(TensorView rows, const QuantView& head, int64_t first_row = 0);
   Ticket route(int layer, const Batch& batch, const Scratch& s);
 
   const ModelConfig& c_;

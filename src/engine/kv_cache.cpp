@@ -2,9 +2,12 @@
 
 namespace tandem {
 
-KvCache::Layers KvCache::planes_of(const ModelConfig& config, DType type) {
+KvCache::Layers KvCache::planes_of(const ModelConfig& config, DType type, Slice stage) {
   Layers layers;
-  for (int l = 0; l < config.n_all_layers(); ++l) layers.push_back(kv_planes(config, l, type));
+  for (int l = 0; l < config.n_all_layers(); ++l) {
+    const bool here = stage.n == 0 || (l >= stage.first && l < stage.first + stage.n);
+    layers.push_back(here ? kv_planes(config, l, type) : KvPlanes());
+  }
   return layers;
 }
 

@@ -49,10 +49,21 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
       model_(parts, limits, form),
       grid_(grid),
       rank_(rank),
+      pipeline_(grid, limits.max_tokens),
       reply_bytes_(grid.n_ranks()) {}
 
 void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
   const auto turn = announced({.order = {.kind = StepOrder::Kind::kForward}, .batches = replicas});
+  if (pipeline_.divides(replicas) && !is_decode(replicas[0])) {
+    for (const PipelinePiece& piece : pipeline_.pieces_of(replicas[0]))
+      forward_piece(std::span(&piece.batch, 1), cache, piece.first_logits);
+  } else {
+    forward_piece(replicas, cache, 0);
+  }
+}
+
+void StepRunner::forward_piece(std::span<const Batch> replicas, KvCache& cache,
+                               int64_t first_logits) {
   const Batch& batch = begin_step(replicas);
   const bool decodes = all_of(replicas, [&](const Batch& b) { return is_decode(b); });
   const MicroBatches step = micro_batches_of(batch);
@@ -60,7 +71,7 @@ void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
   const auto enqueue = [&] {
     model_.embed(batch);
     run(work);
-    model_.head(batch);
+    model_.head(batch, first_logits);
   };
   compute(work, std::ref(enqueue));  // a copy of enqueue would allocate
 }
@@ -135,30 +146,35 @@ void StepRunner::set_vocabulary(const DrawnVocabulary& vocabulary) {
 void StepRunner::read_logits(std::span<const LogitsWanted> replicas, std::span<int32_t> tokens,
                              TensorView rows) {
   const auto wants = [](const LogitsWanted& w) { return !w.copied.empty() || !w.draws.empty(); };
-  const LogitsWanted& first = replicas[0];
-  if (std::none_of(replicas.begin() + 1, replicas.end(), wants))
-    return reader_->read(logits(), first, tokens, rows);
+  // All ranks of a replica have its logits; without a channel they make the same calls.
+  const bool is_first_here = !channel_ || grid_.rank_of_logits(0) == rank_;
+  if (is_first_here && std::none_of(replicas.begin() + 1, replicas.end(), wants))
+    return reader_->read(logits(), replicas[0], tokens, rows);
   if (!others_know_vocabulary_)
     announced({.order = {.kind = StepOrder::Kind::kVocabulary},
                .vocabulary = {allowed_, n_drawn_tokens_}});
   others_know_vocabulary_ = true;
   const auto turn = announced({.order = {.kind = StepOrder::Kind::kLogits}, .logits = replicas});
-  reader_->read(logits(), first, tokens, rows);
-  for (int r = 1; r < grid_.n_replicas; ++r)
-    reply_bytes_[grid_.first_rank_of(r)] = bytes_of(replicas[r]);
+  if (is_first_here) reader_->read(logits(), replicas[0], tokens, rows);
+  const int first_reply = is_first_here ? 1 : 0;
+  for (int r = first_reply; r < grid_.n_replicas; ++r)
+    reply_bytes_[grid_.rank_of_logits(r)] = bytes_of(replicas[r]);
+  check(channel_ != nullptr, "other ranks reply over a channel");
   const std::byte* reply = channel_->replies(reply_bytes_).data();
-  auto token = tokens.begin() + std::ssize(first.draws);
-  auto row = std::ssize(first.copied);
-  for (const LogitsWanted& wanted : replicas.subspan(1)) {
-    const auto n_rows = std::ssize(wanted.copied), n_draws = std::ssize(wanted.draws);
-    if (n_draws > 0) std::memcpy(&*token, reply, wanted.draws.size() * sizeof(int32_t));
-    const TensorView out = rows.rows_from(row, n_rows);
-    check(out.stride == out.cols, "rows of logits are dense");
-    if (n_rows > 0)
-      std::memcpy(out.data, reply + n_draws * sizeof(int32_t), n_rows * out.row_bytes());
+  auto token = tokens.begin();
+  int64_t row = 0;
+  for (int r = 0; r < grid_.n_replicas; ++r) {
+    const auto n_rows = std::ssize(replicas[r].copied), n_draws = std::ssize(replicas[r].draws);
+    if (r >= first_reply) {
+      if (n_draws > 0) std::memcpy(&*token, reply, n_draws * sizeof(int32_t));
+      const TensorView out = rows.rows_from(row, n_rows);
+      check(out.stride == out.cols, "rows of logits are dense");
+      if (n_rows > 0)
+        std::memcpy(out.data, reply + n_draws * sizeof(int32_t), n_rows * out.row_bytes());
+      reply += bytes_of(replicas[r]);
+    }
     token += n_draws;
     row += n_rows;
-    reply += bytes_of(wanted);
   }
 }
 
@@ -168,8 +184,9 @@ int64_t StepRunner::bytes_of(const LogitsWanted& wanted) const {
 }
 
 ConstBytes StepRunner::own_logits(std::span<const LogitsWanted> replicas) {
-  if (grid_.part_of(rank_) > 0) return {};
-  const LogitsWanted& wanted = replicas[grid_.replica_of(rank_)];
+  const int replica = grid_.replica_of(rank_);
+  if (rank_ != grid_.rank_of_logits(replica)) return {};
+  const LogitsWanted& wanted = replicas[replica];
   reply_.resize(bytes_of(wanted));
   const auto n = static_cast<int64_t>(wanted.copied.size());
   auto* const tokens = reinterpret_cast<int32_t*>(reply_.data());
@@ -195,7 +212,7 @@ void StepRunner::compute(const Work& work, const std::function<void()>& enqueue)
 void StepRunner::run_or_replay(const Work& work, const std::function<void()>& enqueue) {
   if (!work.is_decode) return enqueue();
   RecordKey key = {.activations = logits().data,
-                   .cache = work.cache.layer(0).data,
+                   .cache = work.cache.layer(work.layers.first).data,
                    .first_layer = work.layers.first,
                    .variant = work.variant,
                    .n_logits = static_cast<int>(work.batch.logit_rows.size()),

@@ -5,6 +5,7 @@
 
 #include "engine/deepseek.h"
 #include "engine/logits_reader.h"
+#include "engine/pipeline.h"
 #include "engine/step_channel.h"
 
 namespace tandem {
@@ -72,6 +73,7 @@ class StepRunner {
     KvCache& cache;
   };
   StepChannel::Turn announced(StepMessage message) const;
+  void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits);
   const Batch& begin_step(std::span<const Batch> replicas);
   void run_or_replay(const Work& work, const std::function<void()>& enqueue);
   int64_t bytes_of(const LogitsWanted& wanted) const;
@@ -88,6 +90,7 @@ class StepRunner {
   int number_ = 0;                  // of this model in the channel
   const BackboneGrid grid_;
   const int rank_;
+  Pipeline pipeline_;
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
   std::vector<uint32_t> allowed_;         // of the vocabulary
   int32_t n_drawn_tokens_ = 0;

@@ -33,29 +33,52 @@ Machine machine_of(const Subject& subject, bool with_gpu) {
   return machine;
 }
 
-// What the other ranks have and this one does not.
-Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
-  const auto [rank, n_ranks, n_of_host] = subject.rank;
-  if (n_ranks == 1) return {};
-  return elsewhere_of(owners_of(parts.rank_of_expert, subject.config, n_ranks), subject.config,
-                      rank, parts.grid);
+// What of the backbone this rank has.
+BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
+  const int rank = subject.rank.rank;
+  const BackboneGrid grid = parts.grid;
+  const Slice layers = grid.n_stages > 1 ? parts.stages[grid.stage_of(rank)] : Slice{0, 0};
+  return share_of_rank(subject.config, grid.part_of(rank), grid.tp, layers);
 }
 
-// The ranks as the options divide them among replicas of the backbone.
+// What the other ranks have and this one does not.
+Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
+  if (subject.rank.n_ranks == 1) return {};
+  const BackboneGrid grid = parts.grid;
+  return elsewhere_of(owners_of(parts.rank_of_expert, subject.config, grid.n_of_stage()),
+                      subject.config, grid.in_stage(subject.rank.rank), share_of(subject, parts));
+}
+
+// The ranks as the options divide them among pipeline stages and replicas of the backbone.
 BackboneGrid asked_grid(const ModelOptions& options, const Subject& subject) {
   const int n = subject.rank.n_ranks;
+  const int n_stages = std::max(options.n_stages, 1);
+  const int n_of_stage = std::max(n / n_stages, 1);
   const int n_replicas = options.n_replicas > 0 ? options.n_replicas
-                         : options.tp > 0       ? std::max(n / options.tp, 1)
+                         : options.tp > 0       ? std::max(n_of_stage / options.tp, 1)
                                                 : 1;
-  const int tp = options.tp > 0 ? options.tp : std::max(n / n_replicas, 1);
-  require(
-      n_replicas * tp == n,
-      "--dp {} --tp {}: replicas of the backbone with so many ranks each are {} ranks, and there "
-      "are {}: leave one of the numbers out, or start {} ranks",
-      n_replicas, tp, n_replicas * tp, n, n_replicas * tp);
-  require(options.ep == 0 || options.ep == n,
-          "--ep {}: all {} ranks divide the experts: leave it out", options.ep, n);
-  return {n_replicas, tp};
+  const int tp = options.tp > 0 ? options.tp : std::max(n_of_stage / n_replicas, 1);
+  const BackboneGrid grid = {n_replicas, tp, n_stages};
+  require(grid.n_ranks() == n,
+          "--dp {} --tp {} --pp {}: that many replicas, ranks of each and pipeline stages are {} "
+          "ranks, and there are {}: leave one of the numbers out, or start {} ranks",
+          n_replicas, tp, n_stages, grid.n_ranks(), n, grid.n_ranks());
+  require(options.ep == 0 || options.ep == n_of_stage,
+          "--ep {}: all {} ranks{} divide the experts: leave it out", options.ep, n_of_stage,
+          n_stages > 1 ? " of a stage" : "");
+  require(n_stages <= subject.config.n_layers, "--pp {}: the model has {} layers: ask for fewer",
+          n_stages, subject.config.n_layers);
+  return grid;
+}
+
+// As many layers for each stage.
+std::vector<Slice> even_stages(int n_layers, int n_stages) {
+  std::vector<Slice> stages;
+  for (int i = 0; i < n_stages; ++i) {
+    const int first = n_layers * i / n_stages;
+    stages.push_back({first, n_layers * (i + 1) / n_stages - first});
+  }
+  return stages;
 }
 
 std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
@@ -75,6 +98,9 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
   require(options.tp == 0 || options.tp == parts.grid.tp,
           "--tp {}: {} divides the backbone by {}: leave --tp out", options.tp, options.placement,
           parts.grid.tp);
+  require(options.n_stages == 0 || options.n_stages == parts.grid.n_stages,
+          "--pp {}: {} has {} pipeline stages: leave --pp out", options.n_stages, options.placement,
+          parts.grid.n_stages);
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
           name_of(options.device), options.placement);
@@ -165,9 +191,10 @@ std::optional<GpuShare> gpu_share_or_warning(const ModelOptions& options, const 
 }
 
 void require_routing_of_one_replica(const ModelOptions& options, const Decision& decision) {
-  require(decision.parts.grid.n_replicas == 1 || !options.record_routing,
-          "--record-routing: a replica of the backbone routes its own tokens only: record with one "
-          "replica");
+  const BackboneGrid grid = decision.parts.grid;
+  require((grid.n_replicas == 1 && grid.n_stages == 1) || !options.record_routing,
+          "--record-routing: a replica of the backbone routes its own tokens only, and a pipeline "
+          "stage has its own layers only: record with one of each");
 }
 
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
@@ -210,7 +237,8 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
   require(!options.fp8_activations,
           "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
   if (placed) return;
-  const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type);
+  const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type,
+                                              share_of(subject, parts).layers);
   parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, kv_bytes),
                            on_other_ranks(subject, parts));
 }
@@ -221,16 +249,16 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   const bool with_gpu = has_gpu(options);
   const std::optional<ExecutedParts> placed = placed_parts(options, subject, with_gpu);
   Decision decision;
-  if (placed)
+  if (placed) {
     decision.parts = *placed;
-  else
+  } else {
     decision.parts.grid = asked_grid(options, subject);
+    decision.parts.stages = even_stages(subject.config.n_layers, decision.parts.grid.n_stages);
+  }
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
   decision.parts.chunk_tokens = decision.limits.max_tokens;
-  if (subject.rank.n_ranks > 1)
-    decision.share = share_of_rank(subject.config, decision.parts.grid.part_of(subject.rank.rank),
-                                   decision.parts.grid.tp);
+  if (subject.rank.n_ranks > 1) decision.share = share_of(subject, decision.parts);
   std::optional<GpuShare> share;
   if (with_gpu) {
     decision.parts.kv_type = gpu_cache_type(options, placed);
@@ -265,8 +293,10 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
                     parts.gpu->embedding_on_cpu != before.gpu->embedding_on_cpu))
     return {};
   if (whole) return decision;
-  const int64_t kv_bytes =
-      parts.gpu ? 0 : KvCache::bytes_for(subject.config, decision->context, parts.kv_type);
+  const int64_t kv_bytes = parts.gpu
+                               ? 0
+                               : KvCache::bytes_for(subject.config, decision->context,
+                                                    parts.kv_type, share_of(subject, parts).layers);
   const auto host_bytes = static_cast<double>(host_memory(subject, kv_bytes).bytes(parts.experts));
   const bool fits = host_bytes <= kMostOfMemory * static_cast<double>(subject.memory_bytes);
   if (!fits || parts.experts.conversions() != before.experts.conversions()) return {};

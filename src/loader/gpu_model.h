@@ -30,7 +30,7 @@ struct GpuModelOptions {
   LoadProgress progress = {};
   // Tokens for which experts are computed at a time: replicas bring theirs together.
   int expert_tokens() const {
-    return grid.n_replicas > 1 ? grid.most_tokens(max_tokens) : max_tokens;
+    return grid.n_replicas > 1 ? grid.of_stage().most_tokens(max_tokens) : max_tokens;
   }
 };
 

@@ -185,11 +185,17 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   }
   ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
   Decision decision = first_decision(options, stored);
-  if (drafting_.decides) add_mtp(options, store, stored, decision);
+  const bool is_pipeline = decision.parts.grid.n_stages > 1;
+  require(
+      !is_pipeline || options.draft != DraftChoice::kMtp,
+      "--draft mtp: the layers for multi-token prediction follow the last of {} pipeline stages, "
+      "and the embedding is on the first: use --draft lookup",
+      decision.parts.grid.n_stages);
+  if (drafting_.decides && !is_pipeline) add_mtp(options, store, stored, decision);
   if (options.ranks.group && decision.parts.gpu)
     decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
-  check(decision.parts.grid.n_replicas == 1 || options.ranks.steps,
-        "rank 0 decides the steps of replicas");
+  check((decision.parts.grid.n_replicas == 1 && !is_pipeline) || options.ranks.steps,
+        "rank 0 decides the steps of replicas and stages");
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
@@ -271,9 +277,10 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
       decision.limits, options.attention, parts.grid,
       options.ranks.group ? options.ranks.group->rank() : 0);
-  const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type);
+  const Slice stage = decision.share ? decision.share->layers : Slice{0, 0};
+  const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type, stage);
   cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
-                                     gpu_->device().allocate(bytes));
+                                     gpu_->device().allocate(bytes), stage);
   if (!options.ranks.group) add_host_pages(options);
 }
 
@@ -302,7 +309,8 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
   report_ = load_host_weights(source, decision.parts.experts);
   const int max_tokens = decision.limits.max_tokens;
   const BackboneGrid grid = decision.parts.grid;
-  start_team(options, exchanges_rows(options, grid) ? grid.most_tokens(max_tokens) : max_tokens);
+  start_team(options,
+             exchanges_rows(options, grid) ? grid.of_stage().most_tokens(max_tokens) : max_tokens);
   device_ = std::make_unique<CpuDevice>(*team_);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, decision.limits.max_tokens, *team_);
   if (options.dense_products != DenseProducts::kTandem) {
@@ -321,23 +329,25 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                         decision.limits, options.attention, grid,
                                         options.ranks.group ? options.ranks.group->rank() : 0);
   const DType type = decision.parts.kv_type;
-  cache_ = std::make_unique<KvCache>(config_, kv_tokens(options, config_, context_, type), type);
+  const Slice stage = decision.share ? decision.share->layers : Slice{0, 0};
+  const int64_t n_tokens = kv_tokens(options, config_, context_, type);
+  cache_ = std::make_unique<KvCache>(
+      config_, n_tokens, type, Buffer(KvCache::bytes_for(config_, n_tokens, type, stage)), stage);
 }
 
 ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision& decision) {
   Group& group = *options.ranks.group;
   const BackboneGrid grid = decision.parts.grid;
-  if (grid.n_replicas > 1) {
-    replica_ = group.split(grid.replica_of(group.rank()));
-  }
-  if (grid.tp > 1) ops_->use(replica_ ? *replica_ : group);
+  groups_ = GridGroups(group, grid);
+  if (grid.tp > 1) ops_->use(groups_.replica());
+  ops_->use_stages(groups_.before(), groups_.after());
   owners_ = std::make_unique<ExpertOwners>(
-      owners_of(decision.parts.rank_of_expert, config_, group.size()));
+      owners_of(decision.parts.rank_of_expert, config_, grid.n_of_stage()));
   if (exchanges_rows(options, grid)) {
     exchanged_experts_ = exchanged_experts(options, decision);
     return *exchanged_experts_;
   }
-  rank_experts_ = std::make_unique<RankExperts>(*owners_, group.rank(), *experts_);
+  rank_experts_ = std::make_unique<RankExperts>(*owners_, grid.in_stage(group.rank()), *experts_);
   return *rank_experts_;
 }
 
@@ -352,9 +362,9 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
       takes_bf16 = takes_bf16 && types[layer] == cpu::ActivationType::kBF16;
   takes_bf16 = least_on_all(group, takes_bf16) > 0;
   auto experts = std::make_unique<ExchangedExperts>(
-      ExchangedParts{group, decision.parts.grid, *owners_, kernels_, config_, *experts_,
-                     decision.limits.max_tokens, takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
-                     mode_of(options.dispatch)});
+      ExchangedParts{groups_.stage(), decision.parts.grid.of_stage(), *owners_, kernels_, config_,
+                     *experts_, decision.limits.max_tokens,
+                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32, mode_of(options.dispatch)});
   options.note("rows of experts: " + experts->modes());
   return experts;
 }

@@ -9,6 +9,7 @@
 #include "engine/sampler.h"
 #include "engine/step_runner.h"
 #include "loader/decision.h"
+#include "loader/grid_groups.h"
 #include "offload/cpu_experts.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"
@@ -32,6 +33,7 @@ class LoadedModel {
   KvCache& cache() { return *cache_; }
   HostPages* host_pages() { return host_pages_.get(); }  // null: none
   const ModelConfig& config() const { return config_; }
+  // The first pipeline stage has layer 0.
   DType cache_type() const { return cache_->layer(0).dtype; }
   int64_t context() const { return context_; }
   const Drafting& drafting() const { return drafting_; }
@@ -93,7 +95,7 @@ class LoadedModel {
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<ExpertOwners> owners_;       // null without CPUs of other ranks
-  std::unique_ptr<Group> replica_;             // the ranks of this replica, if there are several
+  GridGroups groups_;
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
   std::unique_ptr<ExchangedExperts> exchanged_experts_;
   std::unique_ptr<Timeline> timeline_;

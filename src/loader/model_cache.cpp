@@ -43,6 +43,8 @@ std::string elsewhere_text(const ExpertsLayout& experts) {
     const BackboneShare& share = *elsewhere.share;
     for (const Slice part : {share.heads, share.dense, share.shared, share.vocab[share.rank]})
       text += fmt::format("{}+{} ", part.first, part.n);
+    if (share.layers.n > 0)
+      text += fmt::format("layers {}+{} ", share.layers.first, share.layers.n);
   }
   for (const auto& layer : elsewhere.experts) {
     for (const bool is_elsewhere : layer) text += is_elsewhere ? '1' : '0';

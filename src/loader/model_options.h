@@ -76,8 +76,9 @@ struct ModelOptions {
   CacheUse cache_use = CacheUse::kRead;
   Ranks ranks = {};
   int n_replicas = 0;  // of the backbone; 0: as placed, or one
-  int tp = 0;          // ranks of a replica; 0: all ranks divided by the replicas
-  int ep = 0;          // ranks that divide the experts, which is all of them; 0: not said
+  int tp = 0;          // ranks of a replica in a stage; 0: all that there are
+  int n_stages = 0;    // of a pipeline; 0: as placed, or one
+  int ep = 0;          // ranks that divide the experts, which is all of a stage; 0: not said
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
   int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
   bool record_routing = false;

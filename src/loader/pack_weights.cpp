@@ -98,7 +98,7 @@ void for_each_packed(ModelWeights& weights, const ModelConfig& config, const Exp
   if (!config.tied_head) return;
   const BackboneShare share = weights.share_of(config);
   const Slice rows = share.vocab[share.rank];
-  if (rows.n > 0)
+  if (rows.n > 0 && share.is_last_stage(config))
     visit_kept(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, rows.n, config.dim, 0, 0,
                           rows.first, 0},
                weights.head);

@@ -22,7 +22,7 @@ int64_t filling(int64_t unit, int64_t size) { return unit / std::gcd(unit, size)
 
 }  // namespace
 
-BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks) {
+BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks, Slice layers) {
   const MlaConfig& m = config.mla;
   const int64_t unit =
       config.scale_block > 0 ? std::lcm(kColumns, int64_t{config.scale_block}) : kColumns;
@@ -32,7 +32,8 @@ BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks) {
                       .heads = part_of(m.n_heads, heads, rank, n_ranks),
                       .dense = part_of(config.dense_dim, unit, rank, n_ranks),
                       .shared = part_of(config.shared_dim(), unit, rank, n_ranks),
-                      .vocab = {}};
+                      .vocab = {},
+                      .layers = layers};
   for (int r = 0; r < n_ranks; ++r) share.vocab.push_back(part_of(config.vocab, unit, r, n_ranks));
   return share;
 }

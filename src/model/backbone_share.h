@@ -9,14 +9,22 @@
 
 namespace tandem {
 
-// The ranks of a model. Those of a replica of the backbone follow each other and divide it; each
-// replica computes tokens of its own (data parallelism), and all ranks divide the routed experts.
+// The ranks of a model. Those of a pipeline stage follow each other and have the same layers.
+// Within a stage, those of a replica of the backbone follow each other and divide it; each replica
+// computes tokens of its own (data parallelism), and all ranks of the stage divide its routed
+// experts.
 struct BackboneGrid {
   int n_replicas = 1;
-  int tp = 1;  // ranks of a replica
-  int n_ranks() const { return n_replicas * tp; }
-  int replica_of(int rank) const { return rank / tp; }
-  int first_rank_of(int replica) const { return replica * tp; }
+  int tp = 1;  // ranks of a replica in a stage
+  int n_stages = 1;
+  int n_ranks() const { return n_stages * n_of_stage(); }
+  int n_of_stage() const { return n_replicas * tp; }
+  BackboneGrid of_stage() const { return {n_replicas, tp}; }
+  int stage_of(int rank) const { return rank / n_of_stage(); }
+  int in_stage(int rank) const { return rank % n_of_stage(); }  // its number there
+  int replica_of(int rank) const { return in_stage(rank) / tp; }
+  // The rank that has the logits of a replica and replies for it.
+  int rank_of_logits(int replica) const { return (n_stages - 1) * n_of_stage() + replica * tp; }
   // The number of a rank among those of its replica.
   int part_of(int rank) const { return rank % tp; }
   // Of the n tokens of a replica, which all of its ranks have, those that `rank` sends to others.
@@ -34,10 +42,21 @@ struct BackboneShare {
   Slice heads;
   Slice dense, shared;       // hidden columns of the FFN
   std::vector<Slice> vocab;  // [ranks] rows of the head, of every rank
+  // The model's layers of a pipeline stage; n is 0 where there is one stage, which has all. The
+  // first stage has the embedding, the last one the head.
+  Slice layers = {0, 0};
+  bool is_first_stage() const { return layers.first == 0; }
+  bool is_last_stage(const ModelConfig& config) const {
+    return layers.n == 0 || layers.first + layers.n == config.n_layers;
+  }
+  bool has_layer(int layer) const {
+    return layers.n == 0 || (layer >= layers.first && layer < layers.first + layers.n);
+  }
 };
 
 // Divides what can be divided as evenly as its blocks allow.
-BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks);
+BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks,
+                            Slice layers = {0, 0});
 
 // The share of the only rank.
 inline BackboneShare whole_backbone(const ModelConfig& config) {

@@ -109,7 +109,7 @@ inline QuantView part_of(const WeightSpec& spec, const QuantView& whole) {
 // Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the model and
 // the MTP layers in use need, in the order of the forward pass. Resizes w.layers, their experts and
 // w.mtp. A tensor of a sliced expert is visited once for every slice that is not empty, and of a
-// divided backbone only what is here.
+// divided backbone, or of a pipeline stage, only what is here.
 template <class Visit>
 void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   const MlaConfig& a = c.mla;
@@ -127,9 +127,11 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
     if (rows.n > 0 && cols.n > 0)
       visit(WeightSpec{name, layer, -1, use, rows.n, cols.n, 0, 0, rows.first, cols.first}, slot);
   };
-  visit(WeightSpec{"model.embed_tokens.weight", -1, -1, WeightUse::kEmbedding, c.vocab, c.dim},
-        w.embed);
+  if (share.is_first_stage() || (c.tied_head && share.is_last_stage(c)))
+    visit(WeightSpec{"model.embed_tokens.weight", -1, -1, WeightUse::kEmbedding, c.vocab, c.dim},
+          w.embed);
   for (int l = 0; l < c.n_all_layers(); ++l) {
+    if (!share.has_layer(l)) continue;
     LayerWeights& layer = w.layers[l];
     const std::string p = "model.layers." + std::to_string(l) + ".";
     const auto one = [&](const std::string& name, QuantView& slot, WeightUse use, int64_t rows,
@@ -197,6 +199,7 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
         ffn("mlp.experts." + std::to_string(e) + ".", layer.experts[slice * c.router.n_experts + e],
             WeightUse::kExpert, slices[slice], e, slice);
   }
+  if (!share.is_last_stage(c)) return;
   visit(WeightSpec{"model.norm.weight", -1, -1, WeightUse::kNorm, 1, c.dim}, w.final_norm);
   if (!c.tied_head) part("lm_head.weight", -1, w.head, WeightUse::kHead, vocab, {0, c.dim});
 }

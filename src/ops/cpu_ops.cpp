@@ -22,6 +22,11 @@ void copy_rows(TensorView from, TensorView to) {
     std::copy_n(from.row<float>(r), from.cols, to.row<float>(r));
 }
 
+Bytes bytes_of(TensorView x) {
+  check(x.stride == x.cols, "rows that travel are dense");
+  return {x.row_data(0), static_cast<size_t>(x.rows * x.row_bytes())};
+}
+
 }  // namespace
 
 DType cache_type_for(const cpu::KernelTable& kernels) {
@@ -220,6 +225,10 @@ void CpuOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {
       {std::as_writable_bytes(std::span(gathered_)), piece_bytes_});
   for (const Slice& s : slices) copy_rows(piece(s), x.cols_from(s.first, s.n));
 }
+
+// The rank of the stage before is the first of two.
+void CpuOps::send(TensorView x) { stage_after_->broadcast(bytes_of(x), 0); }
+void CpuOps::receive(TensorView x) { stage_before_->broadcast(bytes_of(x), 0); }
 
 void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
   constexpr int64_t kAtOnce = 1 << 16;

@@ -48,6 +48,11 @@ class CpuOps final : public Ops {
   void use(ProductProvider* provider, std::vector<const void*> matrices);
   // The ranks of all_reduce() and all_gather_cols().
   void use(Group& ranks) { ranks_ = &ranks; }
+  // Groups of two: this rank and that of the pipeline stage before, or after; null: there is none.
+  void use_stages(Group* before, Group* after) {
+    stage_before_ = before;
+    stage_after_ = after;
+  }
 
   void begin(const Batch&) override {}
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
@@ -65,6 +70,8 @@ class CpuOps final : public Ops {
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
   void all_reduce(TensorView x) override;
   void all_gather_cols(TensorView x, std::span<const Slice> slices) override;
+  void send(TensorView x) override;
+  void receive(TensorView x) override;
 
  private:
   // Some (token, head) rows of a sequence with some of its keys.
@@ -104,6 +111,7 @@ class CpuOps final : public Ops {
   Team& team_;
   Arena arena_;
   Group* ranks_ = nullptr;  // null: one rank
+  Group *stage_before_ = nullptr, *stage_after_ = nullptr;
   // Pieces of all_gather_cols() and their sizes; grow to the largest call.
   std::vector<float> gathered_;
   std::vector<int64_t> piece_bytes_;

@@ -150,6 +150,17 @@ void CudaOps::all_reduce(TensorView x) {
   ranks_->all_reduce(stream_, x.row<float>(0), x.rows * x.cols);
 }
 
+// The GPU of the stage before is the first of two.
+void CudaOps::send(TensorView x) {
+  check(x.stride == x.cols, "rows that travel are dense");
+  stage_after_->broadcast(stream_, x.row<float>(0), x.rows * x.cols, 0);
+}
+
+void CudaOps::receive(TensorView x) {
+  check(x.stride == x.cols, "rows that travel are dense");
+  stage_before_->broadcast(stream_, x.row<float>(0), x.rows * x.cols, 0);
+}
+
 // The sum of columns that one rank has and that are 0 elsewhere. An all-gather would move half of
 // the bytes, but rows of columns that lie apart, so it would need copies before and after.
 void CudaOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {

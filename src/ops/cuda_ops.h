@@ -28,9 +28,17 @@ class CudaOps final : public Ops {
 
   // The GPUs of these ranks divide the backbone. The object must outlive the operations.
   void use(gpu::Collectives& ranks) { ranks_ = &ranks; }
+  // Is told that a step begins, which may wait for other ranks.
+  void watch(gpu::Collectives& watched) { watched_ = &watched; }
+  // GPUs of two ranks: this one and that of the pipeline stage before, or after; null: there is
+  // none.
+  void use_stages(gpu::Collectives* before, gpu::Collectives* after) {
+    stage_before_ = before;
+    stage_after_ = after;
+  }
 
   void begin(const Batch& batch) override {
-    if (ranks_) ranks_->begin_work();
+    if (watched_) watched_->begin_work();
     batch_.upload(batch, stream_);
   }
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
@@ -48,6 +56,8 @@ class CudaOps final : public Ops {
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
   void all_reduce(TensorView x) override;
   void all_gather_cols(TensorView x, std::span<const Slice> slices) override;
+  void send(TensorView x) override;
+  void receive(TensorView x) override;
   void add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,
                     TensorView out) override;
   void norm_linear(TensorView x, const QuantView& gain, float eps, const QuantView& w,
@@ -67,6 +77,8 @@ class CudaOps final : public Ops {
   CudaAttention attention_;
   gpu::Buffer frequencies_;            // [rope_dim / 2]
   gpu::Collectives* ranks_ = nullptr;  // null: no other ranks
+  gpu::Collectives *stage_before_ = nullptr, *stage_after_ = nullptr;
+  gpu::Collectives* watched_ = nullptr;  // null: no other ranks
 };
 
 }  // namespace tandem

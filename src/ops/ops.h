@@ -98,6 +98,11 @@ class Ops {
   // Columns slices[r] of x come from rank r. The slices cover the columns in order.
   virtual void all_gather_cols(TensorView /*x*/, std::span<const Slice> /*slices*/) {}
 
+  // Moves the rows of a step from a pipeline stage to the next one, which receives them in the same
+  // order.
+  virtual void send(TensorView /*x*/) {}
+  virtual void receive(TensorView /*x*/) {}
+
   // Compositions of the above, which a device may compute with fewer kernels.
   // x += delta, then out = rms_norm(x).
   virtual void add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,

@@ -5,6 +5,7 @@
 
 #include "comm/agreement.h"
 #include "core/clock.h"
+#include "loader/grid_groups.h"
 #include "model/checkpoint.h"
 #include "offload/cuda_gathered_experts.h"
 #include "offload/cuda_rank_experts.h"
@@ -49,7 +50,7 @@ void for_each_pair(ModelWeights& stored, ModelWeights& on_gpu, const ModelConfig
   });
   const BackboneShare share = on_gpu.share_of(config);
   const auto [first, n] = share.vocab[share.rank];
-  if (!config.tied_head || n == 0) return;
+  if (!config.tied_head || n == 0 || !share.is_last_stage(config)) return;
   if (!parts.embedding_on_cpu) {
     if (!on_gpu.embed.empty()) on_gpu.head = on_gpu.embed.rows_from(first, n);
     return;
@@ -113,10 +114,11 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, n) : 0) +
          (parts.on_other_ranks.empty() ? 0 : ExpertPlaces::bytes_for(config, n)) +
          (options.grid.n_replicas > 1
-              ? CudaGatheredExperts::bytes_for(config, options.grid, options.max_tokens)
+              ? CudaGatheredExperts::bytes_for(config, options.grid.of_stage(), options.max_tokens)
               : 0) +
          DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
-         KvCache::bytes_for(config, kv_tokens, options.cache_type) +
+         KvCache::bytes_for(config, kv_tokens, options.cache_type,
+                            options.share ? options.share->layers : Slice{0, 0}) +
          (gpu_info.emulated ? 0 : kContextBytes);
 }
 
@@ -189,19 +191,27 @@ class Loaded final : public GpuModel {
     return *gpu_experts_;
   }
   void join(Group& ranks) override {
-    ranks_ = connected(ranks);
-    device_.use(*ranks_);
-    if (grid_.n_replicas == 1) return ops_->use(*ranks_);
-    if (grid_.tp > 1) {
-      replica_ = connected(*ranks.split(grid_.replica_of(ranks.rank())));
-      ops_->use(*replica_);
-    }
+    const GridGroups groups(ranks, grid_);
+    stage_ = connected(groups.stage());
+    device_.use(*stage_);
+    ops_->watch(*stage_);
+    if (grid_.tp > 1 && grid_.n_replicas > 1) replica_ = connected(groups.replica());
+    if (grid_.tp > 1) ops_->use(replica_ ? *replica_ : *stage_);
+    if (groups.before()) before_ = connected(*groups.before());
+    if (groups.after()) after_ = connected(*groups.after());
+    ops_->use_stages(before_.get(), after_.get());
+    if (grid_.n_replicas == 1) return;
     gathered_ = std::make_unique<CudaGatheredExperts>(
-        config_, CudaGatheredExperts::Parts{*ranks_, grid_, experts(), stream_}, max_tokens_);
+        config_, CudaGatheredExperts::Parts{*stage_, grid_.of_stage(), experts(), stream_},
+        max_tokens_);
   }
+  // A rank that waits for its stage's or for another stage.
   WorkProgress progress() const override {
-    if (!ranks_) return {};
-    return {ranks_->has_work(), ranks_->progress()};
+    if (!stage_) return {};
+    uint64_t passed = 0;
+    for (const auto* others : {&stage_, &replica_, &before_, &after_})
+      if (*others) passed += (*others)->progress();
+    return {stage_->has_work(), passed};
   }
   void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
     const bool gpu_waits = !gpu_info_.ends_long_kernels;
@@ -251,8 +261,8 @@ class Loaded final : public GpuModel {
   const ModelConfig config_of_rank_, config_of_experts_;
   const std::vector<std::vector<bool>> on_other_ranks_;
   gpu::Stream stream_;
-  std::unique_ptr<gpu::Collectives> ranks_;        // null: no other ranks
-  std::unique_ptr<gpu::Collectives> replica_;      // ranks of this replica, of several replicas
+  // The GPUs of other ranks, as in GridGroups; null: there are none.
+  std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_;
   std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
   CudaDevice device_;
   CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
@@ -315,7 +325,8 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
   };
   for_each_pair(stored, weights_, config_, parts, load_one);
   if (options.cache_type == DType::kF8E4M3)
-    CudaAttention::require_fp8_cache(config_.mla, weights_.layers[0].attn.kv_b);
+    CudaAttention::require_fp8_cache(
+        config_.mla, weights_.layers[weights_.share_of(config_).layers.first].attn.kv_b);
   const auto start = Clock::now();
   run_load_jobs(store.files(), std::move(jobs), {options.n_threads, options.progress});
   home_.finish();

@@ -1,0 +1,17 @@
+#include "loader/grid_groups.h"
+
+namespace tandem {
+
+GridGroups::GridGroups(Group& all, BackboneGrid grid) : all_(&all) {
+  const int rank = all.rank(), stage = grid.stage_of(rank);
+  if (grid.n_stages > 1) stage_ = all.split(stage);
+  if (grid.tp < all.size()) replica_ = all.split(stage * grid.n_replicas + grid.replica_of(rank));
+  for (int first = 0; first + 1 < grid.n_stages; ++first) {
+    const bool joins = stage == first || stage == first + 1;
+    std::unique_ptr<Group> pair = all.split(joins ? grid.in_stage(rank) : -1);
+    if (stage == first) after_ = std::move(pair);
+    if (stage == first + 1) before_ = std::move(pair);
+  }
+}
+
+}  // namespace tandem

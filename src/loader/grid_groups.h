@@ -1,0 +1,28 @@
+// The groups of ranks in which the ranks of a grid compute together.
+#pragma once
+#include <memory>
+
+#include "comm/group.h"
+#include "model/backbone_share.h"
+
+namespace tandem {
+
+class GridGroups {
+ public:
+  GridGroups() = default;
+  // All ranks of `all`, which outlives the object, call it.
+  GridGroups(Group& all, BackboneGrid grid);
+  Group& stage() const { return stage_ ? *stage_ : *all_; }  // the ranks of this pipeline stage
+  Group& replica() const {
+    return replica_ ? *replica_ : *all_;
+  }  // those that divide a replica in it
+  // This rank and its like of the stage before, and of the one after; null: there is none.
+  Group* before() const { return before_.get(); }
+  Group* after() const { return after_.get(); }
+
+ private:
+  Group* all_ = nullptr;
+  std::unique_ptr<Group> stage_, replica_, before_, after_;  // stage_, replica_: null if it is all_
+};
+
+}  // namespace tandem

@@ -1,0 +1,78 @@
+// How a step is divided for the stages of a pipeline.
+#include "engine/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "engine/step_arrays.h"
+
+namespace tandem::test {
+namespace {
+
+std::vector<int32_t> numbers(int n, int first = 0) {
+  std::vector<int32_t> all(n);
+  std::iota(all.begin(), all.end(), first);
+  return all;
+}
+
+TEST(Pipeline, DividesWhatIsLongEnough) {
+  const auto divides = [](BackboneGrid grid, int n_tokens, int n_replicas = 1) {
+    StepArrays step(1024);
+    const std::vector<int32_t> tokens = numbers(n_tokens), pages = numbers(16);
+    step.add(tokens, pages, 0, n_tokens, 1);
+    const std::vector<Batch> replicas(n_replicas, step.batch());
+    return Pipeline(grid, 1024).divides(replicas);
+  };
+  EXPECT_FALSE(divides({1, 1, 1}, 512));
+  EXPECT_FALSE(divides({1, 1, 2}, 127));
+  EXPECT_TRUE(divides({1, 1, 2}, 128));
+  EXPECT_TRUE(divides({1, 4, 2}, 512));
+  EXPECT_FALSE(divides({2, 1, 2}, 512, 2));
+}
+
+// Pieces hold every token and row of logits once, in order, and what they attend to.
+TEST(Pipeline, PiecesAreTheStep) {
+  StepArrays step(1024);
+  const std::vector<int32_t> first = numbers(300), second = numbers(200, 1000), pages = numbers(8),
+                             other_pages = numbers(8, 20);
+  step.add(first, pages, 100, 200, 150);
+  step.add(second, other_pages, 0, 183, 2);
+  const Batch whole = step.batch();
+  for (const int n_stages : {2, 3, 8}) {
+    Pipeline pipeline({1, 1, n_stages}, 1024);
+    const auto pieces = pipeline.pieces_of(whole);
+    EXPECT_EQ(pieces.size(), n_stages == 2 ? 4u : 5u) << "at least 64 tokens each";
+    int n_tokens = 0;
+    int64_t n_logits = 0;
+    std::vector<int> n_of_sequence(2);
+    for (const PipelinePiece& piece : pieces) {
+      const Batch& b = piece.batch;
+      EXPECT_EQ(piece.first_logits, n_logits);
+      int end = 0;
+      for (const Sequence& s : b.sequences) {
+        EXPECT_EQ(s.first_token, end);
+        end += s.n_tokens;
+        const bool is_first = s.kv_pages.data() == pages.data();
+        int& n_before = n_of_sequence[is_first ? 0 : 1];
+        n_before += s.n_tokens;
+        EXPECT_EQ(s.kv_length, (is_first ? 100 : 0) + n_before);
+        EXPECT_EQ(s.kv_length, b.positions[s.first_token + s.n_tokens - 1] + 1);
+      }
+      EXPECT_EQ(end, b.n());
+      for (int i = 0; i < b.n(); ++i) {
+        EXPECT_EQ(b.tokens[i], whole.tokens[n_tokens + i]);
+        EXPECT_EQ(b.positions[i], whole.positions[n_tokens + i]);
+      }
+      for (size_t i = 0; i < b.logit_rows.size(); ++i)
+        EXPECT_EQ(b.logit_rows[i] + n_tokens, whole.logit_rows[n_logits + i]);
+      n_tokens += b.n();
+      n_logits += std::ssize(b.logit_rows);
+    }
+    EXPECT_EQ(n_tokens, whole.n());
+    EXPECT_EQ(n_logits, std::ssize(whole.logit_rows));
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
