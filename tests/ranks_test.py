@@ -182,7 +182,7 @@ class OnRanks(unittest.TestCase):
                 for replica in range(n):  # each has computed prompts
                     line = next(line for line in metrics.splitlines()
                                 if line.startswith("tandem:replica_prompt_tokens_total{") and f'replica="{replica}"' in line)
-                    self.assertGreater(float(line.split()[-1]), 50)
+                    self.assertGreater(float(line.split()[-1]), 0)
                 os.kill(ranks_of_number(ranks, 0), signal.SIGTERM)
                 self.assertEqual(job.wait(30), 0, job.stderr.read())
                 self.assertEqual([p for p in ranks if is_alive(p)], [])

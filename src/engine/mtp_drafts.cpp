@@ -148,6 +148,7 @@ void MtpDrafts::compute(int module, HiddenStates states) {
 
 // Drafts the most likely token of each row of logits, none if they are not finite.
 void MtpDrafts::take_drafts() {
+  if (!model_.draws()) drafted_.clear();
   if (drafted_.empty()) return;
   std::vector<std::vector<Draw>> draws(steps_.size());
   for (const Part* part : drafted_) {
