@@ -109,7 +109,7 @@ class StatedDevice final : public Device {
   // As CudaDevice.
   void run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
                     const std::function<void()>& follow) override {
-    if (key.n_tokens() > gpu::kSkinnyTokens) return enqueue();
+    if (key.n_tokens > gpu::kSkinnyTokens) return enqueue();
     auto known = recorded_.find(key);
     if (known == recorded_.end()) known = recorded_.emplace(key, stream_.capture(enqueue)).first;
     stream_.replay(known->second);

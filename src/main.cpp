@@ -3,9 +3,11 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <thread>
 
 #include "cli/command_options.h"
 #include "cli/console.h"
@@ -372,7 +374,10 @@ int main(int argc, char** argv) {
   } catch (const tandem::RunError& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
   } catch (const tandem::Error& e) {
-    if (!ranks || ranks->reports()) std::fprintf(stderr, "error: %s\n", e.what());
+    if (!ranks || ranks->reports())
+      std::fprintf(stderr, "error: %s\n", e.what());
+    else  // a launcher ends all ranks when this one ends, perhaps before rank 0 has reported
+      std::this_thread::sleep_for(std::chrono::seconds(2));
     return 2;
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "error: %s\n", tandem::kNoMemoryLeft);
