@@ -180,7 +180,7 @@ MUTANTS = [
     ("MTP: drafts of an earlier text are given", "src/engine/mtp_drafts.cpp", [(" || it->second.position != std::ssize(tokens)", "")]),
     ("MTP: applied again at the same position", "src/engine/mtp_drafts.cpp", [("part.end - n_modules_ + static_cast<int>(drafts.size())", "part.end - n_modules_ + 1")]),
     ("MTP: hidden states of the step's first rows", "src/engine/mtp_drafts.cpp", [(".add_hidden_row(s.row + i - s.first);", ".add_hidden_row(i - s.first);")]),
-    ("drawing: tokens that the tokenizer lacks are drawn", "src/ops/cpu_sampler.cpp", [("    for (const int32_t token : excluded_) row[token] = kNever;\n", "")]),
+    ("drawing: tokens that the tokenizer lacks are drawn", "src/ops/cpu_sampler.cpp", [("    for (const int32_t token : excluded_) row[token] = kExcluded;\n", "")]),
     ("drawing: the last token counts as one that the tokenizer lacks", "src/ops/cpu_sampler.cpp", [("(allowed[token / 32] >> token % 32 & 1) == 0", "(allowed[token / 32] >> token % 32 & 1) == 0 || token == n_tokens - 1")]),
     ("MTP: a window's length counts from the text's beginning", "src/engine/step_arrays.h", [("w.first + n - w.first_page * kPageSize", "w.first + n")]),
     ("MTP: the GPU's keys are at the position in the text", "src/ops/cuda_batch.cpp", [("on_host(places_)[t] = place;", "on_host(places_)[t] = batch.positions[t];")]),

@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 
 }  // namespace
 
@@ -17,7 +17,7 @@ int32_t TokenDraw::operator()(std::span<const float> logits, const Draw& how) {
   candidates_.resize(std::max(candidates_.size(), logits.size()));
   size_t n = 0;
   for (size_t t = 0; t < logits.size(); ++t)
-    if (logits[t] != kNever)
+    if (logits[t] != kExcluded)
       candidates_[n++] = {static_cast<int32_t>(t),
                           std::exp((logits[t] - *likeliest) / how.temperature)};
   const auto begin = candidates_.begin();
@@ -76,7 +76,7 @@ void CpuSampler::draw(TensorView logits, std::span<const Draw> how, std::span<in
     const std::span<float> row(logits.row<float>(how[i].row), static_cast<size_t>(n_tokens_));
     tokens[i] = -1;
     if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); })) return;
-    for (const int32_t token : excluded_) row[token] = kNever;
+    for (const int32_t token : excluded_) row[token] = kExcluded;
     tokens[i] = draws_[thread](row, how[i]);
   });
 }
