@@ -897,7 +897,7 @@ MUTANTS = [
     ("launcher: signals go to the launcher", "src/comm/launcher.cpp", [("rank_0 = signal.si_pid;", "rank_0 = 0;")]),
     ("launcher: its signal is no status", "src/comm/launcher.cpp", [(": 128 + WTERMSIG(status)", ": 0")]),
     ("launcher: one that cannot be started is not reported", "src/comm/launcher.cpp", [("if (read(failure.out, &why, sizeof why) == sizeof why) {", "if (why != 0) {")]),
-    ("launcher: any devices are started as ranks", "offload/plan/executed_parts.cpp", [("if (devices[rank] != DeviceId{rank / n_of_host, gpu}) return 1;", "if (devices[rank].host != rank / n_of_host + 0 * gpu) return 1;")]),
+    ("launcher: any devices are started as ranks", "offload/plan/executed_parts.cpp", [("  for (int rank = 0; rank < n; ++rank)\n    if (devices[rank] !=", "  for (int rank = 0; rank < 0; ++rank)\n    if (devices[rank] !=")]),
     ("bench comm: the fastest rank counts", "src/bench/comm/compare.cpp", [("return *std::max_element(all.begin(), all.end()) / n;", "return *std::min_element(all.begin(), all.end()) / n;")]),
     ("bench comm: MPI's time over ours", "src/bench/comm/compare.cpp", [("sides[0].seconds.back() / sides[1].seconds.back()", "sides[1].seconds.back() / sides[0].seconds.back()")]),
     ("bench comm: the time of all calls is that of one", "src/bench/comm/compare.cpp", [("std::max_element(all.begin(), all.end()) / n;", "std::max_element(all.begin(), all.end());")]),
