@@ -66,20 +66,6 @@ void CudaGatheredExperts::add_to(Ticket ticket, TensorView y) {
                        static_cast<int>(y.cols)});
 }
 
-void CudaGatheredExperts::take_part(LayerRange layers) {
-  const int64_t dim = c_.dim, n_active = c_.router.n_active;
-  const TensorView none = {nullptr, 0, dim, dim};
-  for (int layer = layers.first; layer < layers.end; ++layer) {
-    if (!c_.is_moe(layer)) continue;
-    const Ticket ticket = start({.layer = layer,
-                                 .x = none,
-                                 .routing = {{nullptr, 0, n_active, n_active, DType::kI32},
-                                             {nullptr, 0, n_active, n_active}}});
-    waits(ticket);
-    add_to(ticket, none);
-  }
-}
-
 MicroBatches CudaGatheredExperts::all_rows() const {
   MicroBatches all;
   all.at[0].tokens = std::span(tokens_).first(n_rows());

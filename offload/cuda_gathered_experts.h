@@ -25,7 +25,6 @@ class CudaGatheredExperts final : public ExpertPool {
   bool waits(Ticket ticket) override { return p_.mine.waits(ticket); }
   void add_to(Ticket ticket, TensorView y) override;
   void begin_step(std::span<const Batch> replicas) override;
-  void take_part(LayerRange layers) override;
   void follow(LayerRange layers, const MicroBatches& step) override;
   void end_step(LayerRange layers, const MicroBatches& step) override;
 

@@ -186,7 +186,7 @@ bool runs_on_ranks(Command command, const Options& o) {
          command == eval_command || command == logits_command || measures_ranks(o);
 }
 
-// Starts the ranks that --ranks or --placement asks for; returns their exit status, or nothing
+// Starts the ranks that asked_ranks() names; returns their exit status, or nothing
 // where this process goes on. What no rank could run is refused before.
 std::optional<int> start_ranks(const Options& o, const CommandRanks& ranks, int argc, char** argv) {
   const AskedRanks asked = asked_ranks(o.n_ranks, o.model, ranks.launched());

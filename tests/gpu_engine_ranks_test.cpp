@@ -74,19 +74,62 @@ Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19
   return p;
 }
 
+// A text that a golden model has logits of.
+std::vector<int32_t> golden_text(const std::string& directory) {
+  const GoldenFile golden(directory + "/golden.safetensors");
+  return golden.ints(golden.has("tokens_17") ? "tokens_17" : "tokens_5");
+}
+
+// The model on the CPU, with which GPUs are compared.
+ModelOptions reference_of(const std::string& directory) {
+  return {.directory = directory,
+          .isa = cpu::Isa::kReference,
+          .n_threads = 1,
+          .context = kContext,
+          .max_logits = 40};
+}
+
+// The model on GPUs of ranks.
+ModelOptions as_placed(const std::string& directory, const PlacementFile& file) {
+  return {.directory = directory,
+          .device = DeviceChoice::kCuda,
+          .max_logits = 40,
+          .placement = file.path()};
+}
+
+// A random model whose backbone several GPUs can divide; no ties between experts.
+class SmallModel {
+ public:
+  SmallModel(int n_layers, int expert_dim) {
+    write_random_model(dir_, {{"vocab_size", 160},
+                              {"num_hidden_layers", n_layers},
+                              {"first_k_dense_replace", 1},
+                              {"intermediate_size", 256},
+                              {"moe_intermediate_size", expert_dim},
+                              {"num_experts_per_tok", 8},
+                              {"n_group", 1},
+                              {"num_attention_heads", 4},
+                              {"kv_lora_rank", 64},
+                              {"qk_nope_head_dim", 32},
+                              {"qk_rope_head_dim", 32},
+                              {"v_head_dim", 64}});
+    std::iota(tokens_.begin(), tokens_.end(), 100);
+  }
+  std::string directory() const { return dir_.path(); }
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+
+ private:
+  const TempDirectory dir_;
+  std::vector<int32_t> tokens_ = std::vector<int32_t>(21);
+};
+
 class GpuRanks : public testing::TestWithParam<std::string> {};
 
 TEST_P(GpuRanks, HaveTheLogitsOfTheCpu) {
   const LimitedGpuMemory memory(kEnough);
   const std::string directory = kGolden + GetParam();
-  const GoldenFile golden(directory + "/golden.safetensors");
-  const std::vector<int32_t> tokens =
-      golden.ints(golden.has("tokens_17") ? "tokens_17" : "tokens_5");
-  LoadedModel cpu({.directory = directory,
-                   .isa = cpu::Isa::kReference,
-                   .n_threads = 1,
-                   .context = kContext,
-                   .max_logits = 40});
+  const std::vector<int32_t> tokens = golden_text(directory);
+  LoadedModel cpu(reference_of(directory));
   const Logits want = logits_after(cpu, tokens);
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   for (const int n_ranks : {2, 3}) {
@@ -94,11 +137,7 @@ TEST_P(GpuRanks, HaveTheLogitsOfTheCpu) {
     const PlacementFile file(placement);
     std::vector<Logits> got(n_ranks);
     on_ranks(n_ranks, [&](Group& group) {
-      LoadedModel loaded(on_rank({.directory = directory,
-                                  .device = DeviceChoice::kCuda,
-                                  .max_logits = 40,
-                                  .placement = file.path()},
-                                 group));
+      LoadedModel loaded(on_rank(as_placed(directory, file), group));
       got[group.rank()] = logits_after(loaded, tokens);
       group.barrier();
     });
@@ -138,7 +177,7 @@ Placement as_pipeline(Placement p, const ModelConfig& c) {
 std::vector<Logits> logits_of_replicas(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
   Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
                 {.keeps_pages = false});
-  std::vector<Logits> all(engine.n_replicas() + 1);  // and one of them computes it twice
+  std::vector<Logits> all(engine.grid().n_replicas + 1);  // and one of them computes it twice
   for (Logits& logits : all) {
     EngineRequest request;
     request.request.prompt = tokens;
@@ -172,14 +211,8 @@ void expect_logits_of_replicas(int n_ranks, const ModelOptions& options,
 TEST_P(GpuRanks, ReplicasAndPipelinesHaveTheLogitsOfTheCpu) {
   const LimitedGpuMemory memory(kEnough);
   const std::string directory = kGolden + GetParam();
-  const GoldenFile golden(directory + "/golden.safetensors");
-  const std::vector<int32_t> tokens =
-      golden.ints(golden.has("tokens_17") ? "tokens_17" : "tokens_5");
-  LoadedModel cpu({.directory = directory,
-                   .isa = cpu::Isa::kReference,
-                   .n_threads = 1,
-                   .context = kContext,
-                   .max_logits = 40});
+  const std::vector<int32_t> tokens = golden_text(directory);
+  LoadedModel cpu(reference_of(directory));
   const Logits want = logits_after(cpu, tokens);
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   struct Grid {
@@ -198,12 +231,7 @@ TEST_P(GpuRanks, ReplicasAndPipelinesHaveTheLogitsOfTheCpu) {
     Placement placement = random_placement_of_ranks(cpu.config(), n_ranks, rng, tp == 1, tp);
     if (is_pipeline) placement = as_pipeline(placement, cpu.config());
     const PlacementFile file(placement);
-    expect_logits_of_replicas(n_ranks,
-                              {.directory = directory,
-                               .device = DeviceChoice::kCuda,
-                               .max_logits = 40,
-                               .placement = file.path()},
-                              tokens, want, 2e-2);
+    expect_logits_of_replicas(n_ranks, as_placed(directory, file), tokens, want, 2e-2);
   }
 }
 
@@ -212,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_
 
 // What `tandem plan` places, with the same stages, replicas and division of each, and experts on
 // the same kinds of devices, on as many GPUs as a test has.
-Placement twin_of(const Placement& planned, const ModelConfig& c, int most_ranks) {
+Placement scaled_down(const Placement& planned, const ModelConfig& c, int most_ranks) {
   const auto n_stages = static_cast<int>(planned.stages.size());
   int dp = planned.stages[0].dp(), tp = planned.stages[0].tp;
   while (n_stages * dp * tp > most_ranks) (tp > 2 || dp == 1 ? tp : dp) /= 2;
@@ -255,29 +283,10 @@ TEST(GpuRanksOfPlans, HaveTheLogitsOfTheCpu) {
   const LimitedGpuMemory memory(kEnough);
   const Setting gpus("TANDEM_GPU_COUNT", "32");
   const bool all = std::getenv("TANDEM_LONG_TEST") != nullptr;
-  const TempDirectory dir;
-  write_random_model(dir, {{"vocab_size", 160},
-                           {"num_hidden_layers", 4},
-                           {"first_k_dense_replace", 1},
-                           {"intermediate_size", 256},
-                           {"moe_intermediate_size", 1024},
-                           {"num_experts_per_tok", 8},  // no ties
-                           {"n_group", 1},
-                           {"num_attention_heads", 4},
-                           {"kv_lora_rank", 64},
-                           {"qk_nope_head_dim", 32},
-                           {"qk_rope_head_dim", 32},
-                           {"v_head_dim", 64}});
-  std::vector<int32_t> tokens(21);
-  std::iota(tokens.begin(), tokens.end(), 100);
-  ModelOptions options = {
-      .directory = dir.path(), .n_threads = 1, .context = kContext, .max_logits = 40};
-  ModelOptions on_cpu = options;
-  on_cpu.isa = cpu::Isa::kReference;
-  LoadedModel cpu(on_cpu);
+  const SmallModel model(4, 1024);
+  const std::vector<int32_t>& tokens = model.tokens();
+  LoadedModel cpu(reference_of(model.directory()));
   const Logits want = logits_after(cpu, tokens);
-  options.device = DeviceChoice::kCuda;
-  options.context = 0;
   std::vector<std::string> names = {"8xh200", "32xh800"};
   if (all)
     names = {"8xh200",  "8xh20-96g", "8xh20-141g", "2x8xh20-141g",
@@ -291,18 +300,18 @@ TEST(GpuRanksOfPlans, HaveTheLogitsOfTheCpu) {
       const Planned planned("r1", known_machine(name), workload);
       const Placement placement = planned.plan().placement;
       const int most_ranks = all && name == "32xh800" && concurrency == 0 ? 32 : 8;
-      const Placement twin = twin_of(placement, cpu.config(), most_ranks);
-      const Stage& stage = twin.stages[0];
+      const Placement small = scaled_down(placement, cpu.config(), most_ranks);
+      const Stage& stage = small.stages[0];
       const std::string grid =
-          fmt::format("dp {} tp {} pp {}", stage.dp(), stage.tp, twin.stages.size());
+          fmt::format("dp {} tp {} pp {}", stage.dp(), stage.tp, small.stages.size());
       SCOPED_TRACE(fmt::format("{}, {} sequences: {}", name, concurrency, grid));
       if (n_of_grid[grid]++ > 0) continue;
-      const PlacementFile file(twin);
-      options.placement = file.path();
+      const PlacementFile file(small);
       // Few tokens of many ranks: one that makes no progress for 12 s counts as stuck.
       const auto n = most_ranks > 8 ? 3 : std::ssize(tokens);
-      expect_logits_of_replicas(static_cast<int>(twin.stages.size() * stage.devices.size()),
-                                options, {tokens.begin(), tokens.begin() + n},
+      expect_logits_of_replicas(static_cast<int>(small.stages.size() * stage.devices.size()),
+                                as_placed(model.directory(), file),
+                                {tokens.begin(), tokens.begin() + n},
                                 {want.begin(), want.begin() + n}, 3e-2);
     }
   EXPECT_GE(n_of_grid.size(), 3u);
@@ -311,37 +320,16 @@ TEST(GpuRanksOfPlans, HaveTheLogitsOfTheCpu) {
 // The plan for eight H200: every GPU has some columns of every expert, and reads no others.
 TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
   const LimitedGpuMemory memory(kEnough);
-  const TempDirectory dir;
-  write_random_model(dir, {{"vocab_size", 160},
-                           {"num_hidden_layers", 3},
-                           {"first_k_dense_replace", 1},
-                           {"intermediate_size", 256},
-                           {"moe_intermediate_size", 256},
-                           {"num_experts_per_tok", 8},  // no ties
-                           {"n_group", 1},
-                           {"num_attention_heads", 4},
-                           {"kv_lora_rank", 64},
-                           {"qk_nope_head_dim", 32},
-                           {"qk_rope_head_dim", 32},
-                           {"v_head_dim", 64}});
-  const std::string directory = dir.path();
-  std::vector<int32_t> tokens(21);
-  std::iota(tokens.begin(), tokens.end(), 100);
-  const ModelOptions options = {
-      .directory = directory, .n_threads = 1, .context = kContext, .max_logits = 40};
-  ModelOptions on_cpu = options;
-  on_cpu.isa = cpu::Isa::kReference;
-  LoadedModel cpu(on_cpu);
+  const SmallModel model(3, 256);
+  const std::string directory = model.directory();
+  const std::vector<int32_t>& tokens = model.tokens();
+  LoadedModel cpu(reference_of(directory));
   const Logits want = logits_after(cpu, tokens);
   const PlacementFile file(sliced_placement(cpu.config(), 2));
   std::vector<Logits> got(2);
   std::vector<int64_t> read(2);
   on_ranks(2, [&](Group& group) {
-    ModelOptions placed = options;
-    placed.device = DeviceChoice::kCuda;
-    placed.context = 0;
-    placed.placement = file.path();
-    LoadedModel loaded(on_rank(placed, group));
+    LoadedModel loaded(on_rank(as_placed(directory, file), group));
     got[group.rank()] = logits_after(loaded, tokens);
     read[group.rank()] = loaded.load_report().bytes;
     group.barrier();
@@ -355,14 +343,9 @@ TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
     EXPECT_LE(bytes, cpu.load_report().bytes - matrix);
 
   const PlacementFile replicas(sliced_placement(cpu.config(), 2, 1));
-  ModelOptions placed = options;
-  placed.device = DeviceChoice::kCuda;
-  placed.context = 0;
-  placed.placement = replicas.path();
-  expect_logits_of_replicas(2, placed, tokens, want, 3e-2);
+  expect_logits_of_replicas(2, as_placed(directory, replicas), tokens, want, 3e-2);
   const PlacementFile stages(as_pipeline(sliced_placement(cpu.config(), 4), cpu.config()));
-  placed.placement = stages.path();
-  expect_logits_of_replicas(4, placed, tokens, want, 3e-2);
+  expect_logits_of_replicas(4, as_placed(directory, stages), tokens, want, 3e-2);
 }
 
 // Answers of rank 0's engine, whose steps the others repeat.

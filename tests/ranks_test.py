@@ -162,8 +162,9 @@ class OnRanks(unittest.TestCase):
         questions = [f"What is {17 * i % 89} + {29 * i % 97}?" for i in range(16)]
         expected = [json.loads(alone(["run", "--temp", "0", "-n", "80", "--json", "-p", question]).stdout)["text"]
                     for question in questions[:4]]
-        for launcher, options in ((LAUNCHERS[0], ["--dp", "3", "--ep-dispatch", "all-to-all"]), (LAUNCHERS[-1], ["--dp", "2"])):
-            n = int(options[1])
+        for launcher, options in ((LAUNCHERS[0], ["--dp", "3", "--ep-dispatch", "all-to-all"]), (LAUNCHERS[-1], ["--dp", "2", "--pp", "2"])):
+            replicas = int(options[1])
+            n = 3 if replicas == 3 else 4
             with self.subTest(launcher=launcher), tempfile.TemporaryDirectory() as folder:
                 job, ranks, address = self.serving(lambda command: launch(launcher, [(n, command)], folder), n,
                                                    f"{os.getpid()}-replicas-{launcher}", *options)
@@ -177,9 +178,11 @@ class OnRanks(unittest.TestCase):
                     with urllib.request.urlopen(address + path, timeout=60) as response:
                         return response.read().decode()
 
-                self.assertEqual(json.loads(read("/health")), {"status": "ready", "ranks": n, "replicas": n})
+                self.assertEqual(json.loads(read("/health")), {"status": "ready", "ranks": n, "replicas": replicas})
+                info = json.loads(read("/server_info"))
+                self.assertEqual((info["dp_size"], info["tp_size"]), (replicas, 1))
                 metrics = read("/metrics")
-                for replica in range(n):  # each has computed prompts
+                for replica in range(replicas):  # each has computed prompts
                     line = next(line for line in metrics.splitlines()
                                 if line.startswith("tandem:replica_prompt_tokens_total{") and f'replica="{replica}"' in line)
                     self.assertGreater(float(line.split()[-1]), 0)

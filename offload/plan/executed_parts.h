@@ -38,7 +38,7 @@ struct ExecutedParts {
   // Empty: one rank has all.
   std::vector<std::vector<int>> rank_of_expert = {};
   BackboneGrid grid = {};
-  std::vector<Slice> stages = {};  // the layers of each pipeline stage; empty: there is one
+  std::vector<StageLayers> stages = {};  // [stages]; empty: there is one
 };
 
 // A process among those that run a placement together: rank r has the r-th device of the stages.
@@ -51,8 +51,9 @@ struct PlacedRank {
 // Throws Error for a placement that is not sound (check_placement), and for what the executor does
 // not support, naming the layers or the layer and expert: GPUs that `machine` lacks or that are not
 // its first, experts on a GPU without the backbone, hosts without a rank, ranks without a host, a
-// backbone that is not on all ranks, replicas of it on GPUs, several formats among the experts that
-// a host has of a layer. `machine` has a host for each rank.
+// backbone that is not on all ranks, stages of unlike grids, experts away from the backbone of
+// their layer, several formats among the experts that a host has of a layer. `machine` has a host
+// for each rank.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 

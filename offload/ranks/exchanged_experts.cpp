@@ -6,7 +6,7 @@
 #include <random>
 
 #include "core/clock.h"
-#include "core/rounding.h"
+#include "ops/router.h"
 
 namespace tandem {
 namespace {
@@ -18,12 +18,7 @@ class RandomTokens {
       : x_(int64_t{n_tokens} * config.dim),
         weights_(int64_t{n_tokens} * config.router.n_active, 1) {
     std::mt19937 random(rank);
-    std::vector<int32_t> experts(config.router.n_experts);
-    std::iota(experts.begin(), experts.end(), 0);
-    for (int t = 0; t < n_tokens; ++t) {
-      std::shuffle(experts.begin(), experts.end(), random);
-      ids_.insert(ids_.end(), experts.begin(), experts.begin() + config.router.n_active);
-    }
+    ids_ = random_experts(config.router, n_tokens, random);
     const int64_t n_active = config.router.n_active, dim = config.dim, n = n_tokens;
     batch_ = {.layer = config.n_layers - 1,
               .x = {x_.data(), n, dim, dim},
@@ -40,11 +35,6 @@ class RandomTokens {
 };
 
 }  // namespace
-
-const char* name_of(ExchangeMode mode) {
-  const char* names[] = {"gather", "all-to-all", "low-latency"};
-  return names[static_cast<int>(mode)];
-}
 
 ExchangedExperts::ExchangedExperts(const ExchangedParts& parts)
     : p_(parts),
@@ -73,8 +63,7 @@ ExchangedExperts::Way ExchangedExperts::way_for(int max_tokens) {
   if (p_.mode) return {*p_.mode, make(*p_.mode)};
   Way best{};
   double best_seconds = 0;
-  for (const ExchangeMode mode :
-       {ExchangeMode::kGather, ExchangeMode::kAllToAll, ExchangeMode::kLowLatency}) {
+  for (const ExchangeMode mode : kExchangeModes) {
     std::unique_ptr<ExpertExchange> exchange;
     try {
       exchange = make(mode);
@@ -140,18 +129,6 @@ Ticket ExchangedExperts::start(const ExpertBatch& batch) {
 void ExchangedExperts::add_to(Ticket, TensorView y) {
   const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), y.rows);
   current_->combine({sums_.data(), n_rows_, p_.config.dim, p_.config.dim}, y.rows_from(first, n));
-}
-
-void ExchangedExperts::take_part(LayerRange layers) {
-  const int64_t dim = p_.config.dim, n_active = p_.config.router.n_active;
-  const TensorView none = {nullptr, 0, dim, dim};
-  for (int layer = layers.first; layer < layers.end; ++layer)
-    if (p_.config.is_moe(layer))
-      add_to(start({.layer = layer,
-                    .x = none,
-                    .routing = {{nullptr, 0, n_active, n_active, DType::kI32},
-                                {nullptr, 0, n_active, n_active}}}),
-             none);
 }
 
 }  // namespace tandem

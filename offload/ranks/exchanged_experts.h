@@ -18,7 +18,7 @@ struct ExchangedParts {
   const ExpertOwners& owners;
   const cpu::KernelTable& kernels;
   const ModelConfig& config;
-  ExpertPool& mine;                  // has at least this rank's experts, for most_rows() tokens
+  ExpertPool& mine;                  // has at least this rank's experts, for grid.most_tokens()
   int max_tokens;                    // of a replica in a step
   RowFormat there;                   // in which rows travel; sums come back as floats
   std::optional<ExchangeMode> mode;  // nothing: for prompts and for decode what is faster here
@@ -37,7 +37,6 @@ class ExchangedExperts final : public ExpertPool {
 
   void add_to(Ticket ticket, TensorView y) override;
   void begin_step(std::span<const Batch> replicas) override;
-  void take_part(LayerRange layers) override;
 
  private:
   struct Way {
@@ -56,7 +55,5 @@ class ExchangedExperts final : public ExpertPool {
   std::vector<int64_t> n_tokens_;      // [ranks] that each sends in this step
   int64_t n_rows_ = 0;                 // that this rank computes of the layer
 };
-
-const char* name_of(ExchangeMode mode);  // "gather", "all-to-all", "low-latency"
 
 }  // namespace tandem

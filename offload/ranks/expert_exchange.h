@@ -62,6 +62,13 @@ enum class ExchangeMode : uint8_t {
   kLowLatency,
 };
 
+constexpr ExchangeMode kExchangeModes[] = {ExchangeMode::kGather, ExchangeMode::kAllToAll,
+                                           ExchangeMode::kLowLatency};
+constexpr const char* name_of(ExchangeMode mode) {
+  constexpr const char* kNames[] = {"gather", "all-to-all", "low-latency"};
+  return kNames[static_cast<int>(mode)];
+}
+
 // What is sent back for a token by kAllToAll and kLowLatency; kGather knows only the first.
 enum class ReturnedRows : uint8_t {
   kPerRank,  // the sum of each rank's experts, added in ascending order of ranks: the fewest bytes

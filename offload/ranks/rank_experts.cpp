@@ -30,7 +30,7 @@ Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, in
     for (int e = 0; config.is_moe(layer) && e < config.router.n_experts; ++e) {
       const std::vector<int>& ranks = owners.ranks(layer, e);
       const bool here = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-      elsewhere.experts[layer].push_back(!here || !share.has_layer(layer));
+      elsewhere.experts[layer].push_back(!here || !has_layer(share.layers, layer));
     }
   return elsewhere;
 }

@@ -73,7 +73,7 @@ void print_line(const std::string& line) {
 std::string ready_line(const Engine& engine, const LoadedModel& loaded) {
   const int64_t n_tokens = int64_t{engine.counts().scheduler.n_pages} * kPageSize;
   const int64_t n_on_host = int64_t{engine.counts().scheduler.n_host_pages} * kPageSize;
-  const int n = engine.n_replicas();
+  const int n = engine.grid().n_replicas;
   return fmt::format("ready: context {}, KV cache of {} tokens ({:.2f} GB{}){}, {} threads, {}",
                      loaded.context(), n_tokens,
                      KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
@@ -125,7 +125,6 @@ int serve_command(const Options& options) {
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
        .root = options.model.directory,
        .simulated_ranks = options.serve.simulated_ranks,
-       .n_ranks = model.ranks.group ? model.ranks.group->size() : 1,
        .api_key = s.api_key,
        .cors_origins = s.cors_origins,
        .log = [&](const std::string& line) {

@@ -21,9 +21,9 @@ struct AskedRanks {
   int n = 0;
   std::string by;  // "--ranks 2" or "--dp 2", for messages
 };
-// --dp and --tp ask for ranks, and a placement does where the CPUs of several hosts or several GPUs
-// have the backbone, unless a launcher has started some. A placement that cannot be read asks for
-// none: it is reported when the model is loaded.
+// --dp, --tp and --pp ask for ranks, and a placement does where the CPUs of several hosts or
+// several GPUs have the backbone, unless a launcher has started some. A placement that cannot be
+// read asks for none: it is reported when the model is loaded.
 AskedRanks asked_ranks(std::optional<int> option, const ModelOptions& model, bool launched);
 
 class CommandRanks {

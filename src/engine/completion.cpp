@@ -145,7 +145,7 @@ void warm_up(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, in
       request.prompt.push_back(static_cast<int32_t>(i % vocabulary.size));
     const auto start = Clock::now();
     try {
-      complete(engine, std::vector(engine.n_replicas(), request));  // one for each
+      complete(engine, std::vector(model.n_replicas(), request));  // one for each
     } catch (const RunError&) {
       throw;
     } catch (const Error&) {  // logits are not finite: requests fail with it

@@ -55,7 +55,7 @@ class Engine {
   void forget_pages();  // empties the prefix cache
   EngineCounts counts() const;
   int64_t context() const { return context_; }
-  int n_replicas() const { return replicas_.n(); }
+  const BackboneGrid& grid() const { return model_.grid(); }
   int vocabulary_size() const { return vocabulary_.size; }
 
   // One iteration of the loop, on the thread that owns the model's team: takes submitted and

@@ -2,12 +2,10 @@
 
 namespace tandem {
 
-KvCache::Layers KvCache::planes_of(const ModelConfig& config, DType type, Slice stage) {
+KvCache::Layers KvCache::planes_of(const ModelConfig& config, DType type, StageLayers stage) {
   Layers layers;
-  for (int l = 0; l < config.n_all_layers(); ++l) {
-    const bool here = stage.n == 0 || (l >= stage.first && l < stage.first + stage.n);
-    layers.push_back(here ? kv_planes(config, l, type) : KvPlanes());
-  }
+  for (int l = 0; l < config.n_all_layers(); ++l)
+    layers.push_back(has_layer(stage, l) ? kv_planes(config, l, type) : KvPlanes());
   return layers;
 }
 

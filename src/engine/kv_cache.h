@@ -6,7 +6,7 @@
 
 #include "core/memory.h"
 #include "core/rounding.h"
-#include "core/topology.h"
+#include "model/backbone_share.h"
 #include "model/kv_layout.h"
 
 namespace tandem {
@@ -18,13 +18,13 @@ class KvCache {
   // Capacity n_tokens, rounded up to whole pages; `type` as for kv_planes().
   KvCache(const ModelConfig& config, int64_t n_tokens, DType type)
       : KvCache(config, n_tokens, type, Buffer(bytes_for(config, n_tokens, type))) {}
-  // In `memory` of bytes_for() bytes, which may be a GPU's. `stage` as BackboneShare::layers: other
-  // layers have no planes.
+  // In `memory` of bytes_for() bytes, which may be a GPU's. Layers of other stages have no
+  // planes.
   KvCache(const ModelConfig& config, int64_t n_tokens, DType type, Buffer memory,
-          Slice stage = {0, 0})
+          StageLayers stage = kAllLayers)
       : KvCache(planes_of(config, type, stage), n_tokens, std::move(memory)) {}
   static int64_t bytes_for(const ModelConfig& config, int64_t n_tokens, DType type,
-                           Slice stage = {0, 0}) {
+                           StageLayers stage = kAllLayers) {
     return bytes_for(planes_of(config, type, stage), n_tokens);
   }
 
@@ -59,7 +59,7 @@ class KvCache {
     const TensorView rows = plane.rows_from(int64_t{page} * kPageSize, kPageSize);
     return {rows.row_data(0), static_cast<size_t>(rows.rows * rows.row_bytes())};
   }
-  static Layers planes_of(const ModelConfig& config, DType type, Slice stage);
+  static Layers planes_of(const ModelConfig& config, DType type, StageLayers stage);
 
   Arena arena_;
   std::vector<std::vector<TensorView>> layers_;  // [layers][planes]

@@ -1,10 +1,18 @@
 #include "engine/logits_reader.h"
 
+#include <algorithm>
+
 namespace tandem {
 
 LogitsReader::LogitsReader(Device& device, const DrawnVocabulary& vocabulary, int max_rows)
     : device_(device),
+      allowed_(vocabulary.allowed.begin(), vocabulary.allowed.end()),
+      n_tokens_(vocabulary.n_tokens),
       sampler_(device.make_sampler(vocabulary.allowed, vocabulary.n_tokens, max_rows)) {}
+
+bool LogitsReader::draws_from(const DrawnVocabulary& vocabulary) const {
+  return n_tokens_ == vocabulary.n_tokens && std::ranges::equal(allowed_, vocabulary.allowed);
+}
 
 // Adjacent rows are copied together.
 void LogitsReader::read(TensorView logits, const LogitsWanted& wanted, std::span<int32_t> tokens,

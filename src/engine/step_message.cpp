@@ -65,6 +65,12 @@ class Taker {
   std::span<const int32_t> left_;
 };
 
+// Part i of `all`, which begins at first[i] and ends where the next one begins.
+template <class T>
+std::span<const T> part_of(const std::vector<T>& all, const std::vector<size_t>& first, size_t i) {
+  return std::span(all).subspan(first[i], first[i + 1] - first[i]);
+}
+
 }  // namespace
 
 void write_message(const StepMessage& message, std::vector<int32_t>& numbers) {
@@ -120,8 +126,7 @@ StepMessage StepMessageReader::read(std::span<const int32_t> numbers) {
   }
   first_sequence.push_back(sequences_.size());
   for (size_t i = 0; i < batches_.size(); ++i)
-    batches_[i].sequences =
-        std::span(sequences_).subspan(first_sequence[i], first_sequence[i + 1] - first_sequence[i]);
+    batches_[i].sequences = part_of(sequences_, first_sequence, i);
   message.batches = batches_;
 
   logits_.resize(header.n_logits);
@@ -134,8 +139,7 @@ StepMessage StepMessageReader::read(std::span<const int32_t> numbers) {
     for (int32_t i = 0; i < sizes.n_draws; ++i) draws_.push_back(taker.one<Draw>());
   }
   first_draw.push_back(draws_.size());
-  for (size_t i = 0; i < logits_.size(); ++i)
-    logits_[i].draws = std::span(draws_).subspan(first_draw[i], first_draw[i + 1] - first_draw[i]);
+  for (size_t i = 0; i < logits_.size(); ++i) logits_[i].draws = part_of(draws_, first_draw, i);
   message.logits = logits_;
 
   if (header.n_vocabulary > 0) {

@@ -134,13 +134,9 @@ StepChannel::Turn StepRunner::announced(StepMessage message) const {
 }
 
 void StepRunner::set_vocabulary(const DrawnVocabulary& vocabulary) {
-  if (reader_ && n_drawn_tokens_ == vocabulary.n_tokens &&
-      std::ranges::equal(allowed_, vocabulary.allowed))
-    return;
+  if (reader_ && reader_->draws_from(vocabulary)) return;
   others_know_vocabulary_ = false;
   reader_ = std::make_unique<LogitsReader>(parts_.device, vocabulary, limits_.max_logits);
-  allowed_.assign(vocabulary.allowed.begin(), vocabulary.allowed.end());
-  n_drawn_tokens_ = vocabulary.n_tokens;
 }
 
 void StepRunner::read_logits(std::span<const LogitsWanted> replicas, std::span<int32_t> tokens,
@@ -151,8 +147,8 @@ void StepRunner::read_logits(std::span<const LogitsWanted> replicas, std::span<i
   if (is_first_here && std::none_of(replicas.begin() + 1, replicas.end(), wants))
     return reader_->read(logits(), replicas[0], tokens, rows);
   if (!others_know_vocabulary_)
-    announced({.order = {.kind = StepOrder::Kind::kVocabulary},
-               .vocabulary = {allowed_, n_drawn_tokens_}});
+    announced(
+        {.order = {.kind = StepOrder::Kind::kVocabulary}, .vocabulary = reader_->vocabulary()});
   others_know_vocabulary_ = true;
   const auto turn = announced({.order = {.kind = StepOrder::Kind::kLogits}, .logits = replicas});
   if (is_first_here) reader_->read(logits(), replicas[0], tokens, rows);
@@ -199,13 +195,28 @@ ConstBytes StepRunner::own_logits(std::span<const LogitsWanted> replicas) {
 // experts for the others.
 void StepRunner::compute(const Work& work, const std::function<void()>& enqueue) {
   if (work.batch.n() == 0)
-    run_or_replay(work, [&] { parts_.experts.take_part(work.layers); });
+    run_or_replay(work, [&] { compute_for_others(work.layers); });
   else {
     parts_.ops.begin(work.batch);
     run_or_replay(work, enqueue);
   }
   parts_.experts.end_step(work.layers, work.step);
   if (channel_) parts_.device.wait();  // ranks make one step at a time
+}
+
+// Takes part in the layers' experts without tokens of its own.
+void StepRunner::compute_for_others(LayerRange layers) {
+  const ModelConfig& c = config();
+  const int64_t n_active = c.router.n_active;
+  const TensorView none = {nullptr, 0, c.dim, c.dim};
+  const Routing nowhere = {{nullptr, 0, n_active, n_active, DType::kI32},
+                           {nullptr, 0, n_active, n_active}};
+  for (int layer = layers.first; layer < layers.end; ++layer) {
+    if (!c.is_moe(layer)) continue;
+    const Ticket ticket = parts_.experts.submit({layer, none, nowhere});
+    parts_.experts.waits(ticket);
+    parts_.experts.add_to(ticket, none);
+  }
 }
 
 // Ranks record and replay the same steps: what they enqueue together is the same in both.

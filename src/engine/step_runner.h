@@ -59,6 +59,7 @@ class StepRunner {
   Device& device() { return parts_.device; }
   const ModelConfig& config() const { return parts_.config; }
   const StepLimits& limits() const { return limits_; }  // of each replica
+  const BackboneGrid& grid() const { return grid_; }
   int n_replicas() const { return grid_.n_replicas; }
 
  private:
@@ -75,6 +76,7 @@ class StepRunner {
   StepChannel::Turn announced(StepMessage message) const;
   void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits);
   const Batch& begin_step(std::span<const Batch> replicas);
+  void compute_for_others(LayerRange layers);
   void run_or_replay(const Work& work, const std::function<void()>& enqueue);
   int64_t bytes_of(const LogitsWanted& wanted) const;
   bool is_decode(const Batch& step) const;
@@ -92,8 +94,6 @@ class StepRunner {
   const int rank_;
   Pipeline pipeline_;
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
-  std::vector<uint32_t> allowed_;         // of the vocabulary
-  int32_t n_drawn_tokens_ = 0;
   bool others_know_vocabulary_ = false;
   std::vector<std::byte> reply_;
   std::vector<int64_t> reply_bytes_;  // [ranks]

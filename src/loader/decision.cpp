@@ -37,7 +37,7 @@ Machine machine_of(const Subject& subject, bool with_gpu) {
 BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
   const int rank = subject.rank.rank;
   const BackboneGrid grid = parts.grid;
-  const Slice layers = grid.n_stages > 1 ? parts.stages[grid.stage_of(rank)] : Slice{0, 0};
+  const StageLayers layers = grid.n_stages > 1 ? parts.stages[grid.stage_of(rank)] : kAllLayers;
   return share_of_rank(subject.config, grid.part_of(rank), grid.tp, layers);
 }
 
@@ -72,8 +72,8 @@ BackboneGrid asked_grid(const ModelOptions& options, const Subject& subject) {
 }
 
 // As many layers for each stage.
-std::vector<Slice> even_stages(int n_layers, int n_stages) {
-  std::vector<Slice> stages;
+std::vector<StageLayers> even_stages(int n_layers, int n_stages) {
+  std::vector<StageLayers> stages;
   for (int i = 0; i < n_stages; ++i) {
     const int first = n_layers * i / n_stages;
     stages.push_back({first, n_layers * (i + 1) / n_stages - first});

@@ -14,6 +14,7 @@ struct Decision {
   StepLimits limits;  // of one step
   ExecutedParts parts;
   std::optional<BackboneShare> share = {};  // of this rank; nothing: there are no other ranks
+  StageLayers stage() const { return share ? share->layers : kAllLayers; }
 };
 
 // The model and the part of this machine that computes.

@@ -277,7 +277,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
       decision.limits, options.attention, parts.grid,
       options.ranks.group ? options.ranks.group->rank() : 0);
-  const Slice stage = decision.share ? decision.share->layers : Slice{0, 0};
+  const StageLayers stage = decision.stage();
   const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type, stage);
   cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
                                      gpu_->device().allocate(bytes), stage);
@@ -329,7 +329,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                         decision.limits, options.attention, grid,
                                         options.ranks.group ? options.ranks.group->rank() : 0);
   const DType type = decision.parts.kv_type;
-  const Slice stage = decision.share ? decision.share->layers : Slice{0, 0};
+  const StageLayers stage = decision.stage();
   const int64_t n_tokens = kv_tokens(options, config_, context_, type);
   cache_ = std::make_unique<KvCache>(
       config_, n_tokens, type, Buffer(KvCache::bytes_for(config_, n_tokens, type, stage)), stage);

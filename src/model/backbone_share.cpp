@@ -22,7 +22,7 @@ int64_t filling(int64_t unit, int64_t size) { return unit / std::gcd(unit, size)
 
 }  // namespace
 
-BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks, Slice layers) {
+BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks, StageLayers layers) {
   const MlaConfig& m = config.mla;
   const int64_t unit =
       config.scale_block > 0 ? std::lcm(kColumns, int64_t{config.scale_block}) : kColumns;

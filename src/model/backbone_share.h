@@ -4,6 +4,7 @@
 #pragma once
 #include <vector>
 
+#include "core/rounding.h"
 #include "core/topology.h"
 #include "model/config.h"
 
@@ -27,36 +28,38 @@ struct BackboneGrid {
   int rank_of_logits(int replica) const { return (n_stages - 1) * n_of_stage() + replica * tp; }
   // The number of a rank among those of its replica.
   int part_of(int rank) const { return rank % tp; }
-  // Of the n tokens of a replica, which all of its ranks have, those that `rank` sends to others.
+  // All ranks of a replica have its n tokens. These are the ones that `rank` sends to others.
   Slice tokens_of(int rank, int64_t n) const {
     const int64_t part = part_of(rank), first = n * part / tp;
     return {first, n * (part + 1) / tp - first};
   }
   // The tokens that all ranks send when each replica has up to n.
-  int most_tokens(int n) const { return n_ranks() * ((n + tp - 1) / tp); }
+  int most_tokens(int n) const { return n_ranks() * static_cast<int>(ceil_div(n, tp)); }
 };
+
+// The model's layers of a pipeline stage; n is 0 where there is one stage, which has all.
+using StageLayers = Slice;
+constexpr StageLayers kAllLayers = {0, 0};
+constexpr bool has_layer(StageLayers stage, int layer) {
+  return stage.n == 0 || (layer >= stage.first && layer < stage.first + stage.n);
+}
 
 // The part of one rank. Slices begin at whole blocks of scales; a rank may have none of something.
 struct BackboneShare {
   int rank;
   Slice heads;
-  Slice dense, shared;       // hidden columns of the FFN
-  std::vector<Slice> vocab;  // [ranks] rows of the head, of every rank
-  // The model's layers of a pipeline stage; n is 0 where there is one stage, which has all. The
-  // first stage has the embedding, the last one the head.
-  Slice layers = {0, 0};
+  Slice dense, shared;              // hidden columns of the FFN
+  std::vector<Slice> vocab;         // [ranks] rows of the head, of every rank
+  StageLayers layers = kAllLayers;  // the first stage has the embedding, the last one the head
   bool is_first_stage() const { return layers.first == 0; }
   bool is_last_stage(const ModelConfig& config) const {
     return layers.n == 0 || layers.first + layers.n == config.n_layers;
-  }
-  bool has_layer(int layer) const {
-    return layers.n == 0 || (layer >= layers.first && layer < layers.first + layers.n);
   }
 };
 
 // Divides what can be divided as evenly as its blocks allow.
 BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks,
-                            Slice layers = {0, 0});
+                            StageLayers layers = kAllLayers);
 
 // The share of the only rank.
 inline BackboneShare whole_backbone(const ModelConfig& config) {

@@ -131,7 +131,7 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
     visit(WeightSpec{"model.embed_tokens.weight", -1, -1, WeightUse::kEmbedding, c.vocab, c.dim},
           w.embed);
   for (int l = 0; l < c.n_all_layers(); ++l) {
-    if (!share.has_layer(l)) continue;
+    if (!has_layer(share.layers, l)) continue;
     LayerWeights& layer = w.layers[l];
     const std::string p = "model.layers." + std::to_string(l) + ".";
     const auto one = [&](const std::string& name, QuantView& slot, WeightUse use, int64_t rows,

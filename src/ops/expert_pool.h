@@ -51,11 +51,9 @@ class ExpertPool {
   // was lost.
   virtual void add_to(Ticket ticket, TensorView y) = 0;
 
-  // Called before the layers of a step, with the tokens of all replicas of the backbone.
+  // Called before the layers of a step, with the tokens of all replicas of the backbone. One
+  // without tokens submits an empty batch for each layer and so computes experts for the others.
   virtual void begin_step(std::span<const Batch> /*replicas*/) {}
-  // Computes these layers' experts for the other replicas of a step in which this one has no
-  // tokens. Throws as add_to() does.
-  virtual void take_part(LayerRange /*layers*/) {}
   // Whether a decode step is faster as two micro-batches.
   virtual bool prefers_micro_batches(const Batch& /*step*/) const { return false; }
   // Does the host's part of a step, layer by layer, while a device replays its recorded submit()

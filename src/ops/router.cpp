@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace tandem {
 namespace {
@@ -83,6 +84,17 @@ void balance(const RouterConfig& router, int64_t token, std::span<int32_t> ids) 
   const int64_t ranks = router.simulated_ranks;
   for (int64_t k = 0; k < router.n_active; ++k)
     ids[k] = static_cast<int32_t>((token * router.n_active + k) % ranks * router.n_experts / ranks);
+}
+
+std::vector<int32_t> random_experts(const RouterConfig& router, int n_tokens,
+                                    std::mt19937& random) {
+  std::vector<int32_t> experts(router.n_experts), chosen;
+  std::iota(experts.begin(), experts.end(), 0);
+  for (int t = 0; t < n_tokens; ++t) {
+    std::shuffle(experts.begin(), experts.end(), random);
+    chosen.insert(chosen.end(), experts.begin(), experts.begin() + router.n_active);
+  }
+  return chosen;
 }
 
 }  // namespace tandem

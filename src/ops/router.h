@@ -2,7 +2,9 @@
 // section 2.1.2).
 #pragma once
 #include <cstdint>
+#include <random>
 #include <span>
+#include <vector>
 
 #include "model/config.h"
 
@@ -24,5 +26,9 @@ void route_token(std::span<const float> logits, std::span<const float> bias,
 // Replaces the experts of token `token` of a step by those of simulated routing
 // (RouterConfig::simulated_ranks).
 void balance(const RouterConfig& router, int64_t token, std::span<int32_t> ids);
+
+// n_active different experts for each of n_tokens, [n_tokens, n_active], drawn with equal
+// probability: for measurements.
+std::vector<int32_t> random_experts(const RouterConfig& router, int n_tokens, std::mt19937& random);
 
 }  // namespace tandem

@@ -272,9 +272,10 @@ HttpResponse Service::health() const {
   if (stopping_) return {503, dump_json({{"status", "stopping"}})};
   if (const Engine* engine = engine_.load()) {
     OrderedJson json = {{"status", "ready"}};
-    if (options_.n_ranks > 1) {  // all of them answer: otherwise this process has ended
-      json["ranks"] = options_.n_ranks;
-      json["replicas"] = engine->n_replicas();
+    const BackboneGrid& grid = engine->grid();
+    if (grid.n_ranks() > 1) {  // all of them answer: otherwise this process has ended
+      json["ranks"] = grid.n_ranks();
+      json["replicas"] = grid.n_replicas;
     }
     return {200, dump_json(json)};
   }
@@ -290,8 +291,8 @@ HttpResponse Service::server_info() const {
     const Scheduler::Counts counts = engine->counts().scheduler;
     json["context_length"] = engine->context();
     json["kv_tokens"] = int64_t{counts.n_pages} * kPageSize;
-    json["dp_size"] = engine->n_replicas();
-    json["tp_size"] = options_.n_ranks / engine->n_replicas();
+    json["dp_size"] = engine->grid().n_replicas;
+    json["tp_size"] = engine->grid().tp;
   }
   return json_response(json);
 }

@@ -118,7 +118,7 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
               : 0) +
          DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, kv_tokens, options.cache_type,
-                            options.share ? options.share->layers : Slice{0, 0}) +
+                            options.share ? options.share->layers : kAllLayers) +
          (gpu_info.emulated ? 0 : kContextBytes);
 }
 

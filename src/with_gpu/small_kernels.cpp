@@ -9,6 +9,7 @@
 #include "loader/gpu_model.h"
 #include "model/rope.h"
 #include "ops/cuda_ops.h"
+#include "ops/router.h"
 #include "with_gpu/random_on_gpu.h"
 
 namespace tandem {
@@ -162,15 +163,7 @@ std::vector<int32_t> SmallKernelsOnGpu::indices_of(SmallKernel kernel, int n) co
     std::iota(all.begin(), all.end(), 0);
     std::shuffle(all.begin(), all.end(), rng);
   }
-  if (kernel == SmallKernel::kSortPairs) {
-    std::vector<int32_t> experts(c_.router.n_experts);
-    std::iota(experts.begin(), experts.end(), 0);
-    all.clear();
-    for (int t = 0; t < n; ++t) {
-      std::shuffle(experts.begin(), experts.end(), rng);
-      all.insert(all.end(), experts.begin(), experts.begin() + c_.router.n_active);
-    }
-  }
+  if (kernel == SmallKernel::kSortPairs) return random_experts(c_.router, n, rng);
   return all;
 }
 

@@ -7,17 +7,11 @@
 #include "bench/comm/comm.h"
 #include "core/memory.h"
 #include "offload/ranks/rank_experts.h"
+#include "ops/router.h"
 
 namespace tandem {
 namespace {
 
-struct Mode {
-  ExchangeMode mode;
-  const char* name;
-};
-constexpr Mode kModes[] = {{ExchangeMode::kGather, "gather"},
-                           {ExchangeMode::kAllToAll, "all-to-all"},
-                           {ExchangeMode::kLowLatency, "low-latency"}};
 const char* name_of(RowFormat format) {
   constexpr const char* kNames[] = {"f32", "bf16", "fp8"};
   return kNames[static_cast<int>(format)];
@@ -28,12 +22,7 @@ struct Tokens {
   Tokens(const ModelConfig& config, int n_tokens, int rank)
       : n(n_tokens), dim(config.dim), n_active(config.router.n_active) {
     std::mt19937 random(rank + 1);
-    std::vector<int32_t> experts(config.router.n_experts);
-    std::iota(experts.begin(), experts.end(), 0);
-    for (int t = 0; t < n; ++t) {
-      std::shuffle(experts.begin(), experts.end(), random);
-      ids.insert(ids.end(), experts.begin(), experts.begin() + n_active);
-    }
+    ids = random_experts(config.router, n, random);
     weights.assign(ids.size(), 1.f / static_cast<float>(n_active));
     std::normal_distribution<float> normal;
     x.resize(static_cast<size_t>(n) * dim);
@@ -128,17 +117,17 @@ class RawExchange {
 };
 
 // All ranks fail together where they do not share memory.
-std::unique_ptr<ExpertExchange> exchange_if_possible(const Mode& mode, const BenchInput& bench,
+std::unique_ptr<ExpertExchange> exchange_if_possible(ExchangeMode mode, const BenchInput& bench,
                                                      const ExpertOwners& owners,
                                                      const cpu::KernelTable& kernels,
                                                      const ExchangeShape& shape) {
   try {
-    return make_exchange(mode.mode, bench.options.ranks->group, owners, kernels, shape);
+    return make_exchange(mode, bench.options.ranks->group, owners, kernels, shape);
   } catch (const RunError&) {
     throw;
   } catch (const Error& error) {
     if (bench.options.ranks->group.rank() == 0)
-      bench.options.warn(fmt::format("{} is not measured: {}", mode.name, error.what()));
+      bench.options.warn(fmt::format("{} is not measured: {}", name_of(mode), error.what()));
     return nullptr;
   }
 }
@@ -155,8 +144,8 @@ void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row)
   const std::vector<int64_t> rows_to = tokens.rows_to(owners, layer, n_ranks);
   const int64_t lists = 8 * config.router.n_active;  // ids and weights of a row
   for (const RowFormat there : {RowFormat::kFp8, RowFormat::kF32})
-    for (const Mode& mode : kModes) {
-      const bool gathers = mode.mode == ExchangeMode::kGather;
+    for (const ExchangeMode mode : kExchangeModes) {
+      const bool gathers = mode == ExchangeMode::kGather;
       const RowFormat back =
           there == RowFormat::kF32 || gathers ? RowFormat::kF32 : RowFormat::kBf16;
       const auto exchange = exchange_if_possible(mode, bench, owners, kernels,
@@ -168,7 +157,7 @@ void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row)
       if (!exchange) continue;
       const int64_t dim = config.dim;
       RawExchange raw(
-          ranks, mode.mode,
+          ranks, mode,
           {RowCodec(kernels, there, dim).bytes() + lists, RowCodec(kernels, back, dim).bytes()},
           n_tokens, rows_to);
       const Buffer sums(exchange->max_rows() * dim * 4);
@@ -179,7 +168,7 @@ void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row)
                           {tokens.y.data(), n_tokens, dim, dim});
       };
       nlohmann::ordered_json row =
-          comm_row(ranks, std::string("exchange ") + mode.name, raw.bytes(),
+          comm_row(ranks, std::string("exchange ") + name_of(mode), raw.bytes(),
                    compare(ranks.group, {own, [&] { raw.run(); }}, bench.options.seconds));
       row["config"] = bench.options.config;
       row["tokens"] = n_tokens;
