@@ -56,7 +56,7 @@ struct MlaDecodeArgs {
   float* partial;      // scratch [n_splits, tokens * n_heads, kMaxJoinedCols]
   float* partial_lse;  // scratch [n_splits, tokens * n_heads]: log2 of the sum of exponentials
   float* out;          // [tokens * n_heads, kv_rank]
-  int64_t q_stride, q_rope_stride, out_stride;  // even
+  int64_t q_stride, q_rope_stride, out_stride;  // even, but q_rope_stride
   int64_t n_rows;                               // tokens * n_heads over all sequences
   int n_heads, n_splits;
   float softmax_scale;

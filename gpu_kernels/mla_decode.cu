@@ -105,6 +105,8 @@ __device__ void leave_out(const MlaDecodeArgs& a, const Work& w) {
 __device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rank = a.cache.kv_rank, key = a.cache.fp8 ? kMaxKvRank : rank;
+  // After keys of odd width, the queries for rope keys begin at odd floats.
+  const bool even = (reinterpret_cast<uintptr_t>(a.q_rope) | a.q_rope_stride * 4) % 8 == 0;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -120,7 +122,7 @@ __device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q) 
           const int64_t r = w.row_of_all + row;
           const float* from = in_latent ? a.q + r * a.q_stride + column
                                         : a.q_rope + r * a.q_rope_stride + column - key;
-          v = *reinterpret_cast<const float2*>(from);
+          v = in_latent || even ? *reinterpret_cast<const float2*>(from) : float2{from[0], from[1]};
         }
         q[m][k][i] = pack_bf16(v.x, v.y);
       }

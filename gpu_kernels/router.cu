@@ -157,16 +157,20 @@ __device__ void multiply(const KernelArgs& k, int first_token, Shared& s) {
     a.workspace.partial[(int64_t{blockIdx.z} * a.tokens + token) * a.n_experts + row] = sum;
 }
 
-__device__ void add_shares(const RouterArgs& a, int64_t token) {
-  for (int e = lane(); e < a.n_experts; e += 32) {
+// All threads of a block add the shares of the logits of its tokens.
+__device__ void add_shares(const RouterArgs& a, int first_token) {
+  const int n = min(a.tokens - first_token, kTokens) * a.n_experts;
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    const int64_t token = first_token + i / a.n_experts;
+    const int e = i % a.n_experts;
     const float* from = a.workspace.partial + token * a.n_experts + e;
     float sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (unsigned share = 0; share < gridDim.z; ++share)
       sum += from[int64_t{share} * a.tokens * a.n_experts];
     a.logits.data[token * a.logits.stride + e] = sum;
   }
-  __syncwarp();
+  __syncthreads();
 }
 
 template <Number kType>
@@ -179,8 +183,8 @@ __global__ void __launch_bounds__(kThreads, 2) route_kernel(const __grid_constan
     multiply<kType>(k, first_token, s);
     if (!is_last_block(a.workspace.counters + blockIdx.y, gridDim.x * gridDim.z, s.last)) return;
   }
+  if (a.x && gridDim.z > 1) add_shares(a, first_token);
   if (token >= a.tokens) return;
-  if (a.x && gridDim.z > 1) add_shares(a, token);
   float* const scratch = reinterpret_cast<float*>(&s + 1) + warp * scratch_floats(a);
   choose(a, token, {scratch, scratch + a.n_experts, scratch + 2 * a.n_experts});
 }

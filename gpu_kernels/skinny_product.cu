@@ -20,6 +20,7 @@ constexpr int kStep = 64;           // columns that a warp multiplies at a time
 constexpr int kMaxSteps = 16;       // per block
 constexpr int kResident = 2;        // blocks per multiprocessor
 constexpr int kSplitsAtOnce = 8;    // that a thread of the last block loads at a time
+constexpr int kXAtOnce = 4;         // times 8 columns of x that a thread loads at a time
 
 // Steps whose weights are loaded while the same number is multiplied: 128 bytes per lane.
 template <Number kType>
@@ -82,6 +83,23 @@ __device__ int column_of(int half, int lane) {
   return kType == Number::kF8E4M3 ? lane % 4 * 16 + half * 8 : half * 32 + lane % 4 * 8;
 }
 
+// Where 8 columns of x go: item i of those that a block stages, for its share of the columns.
+struct XPlace {
+  int step, half, tile, lane;
+  int token, column;
+};
+template <Number kType, int kTiles>
+__device__ XPlace x_place(int i, const Share& share) {
+  const int lane = i % 32, tile = i / 32 % kTiles, half = i / (32 * kTiles) % 2;
+  const int step = i / (64 * kTiles);
+  return {step,
+          half,
+          tile,
+          lane,
+          tile * 8 + lane / 4,
+          share.first + step * kStep + column_of<kType>(half, lane)};
+}
+
 __device__ Block this_block(const KernelArgs& k);
 __device__ Share share_of_block(const SkinnyArgs& a, int steps_each);
 template <Number kType>
@@ -121,8 +139,7 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
   float sum[kTiles][4] = {};
   const auto multiply_group = [&](int step, const Loaded<kType>(&loaded)[kSteps]) {
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      if (step + i < share.n_steps) multiply<kType>(step + i, loaded[i], s, sum);
+    for (int i = 0; i < kSteps; ++i) multiply<kType>(step + i, loaded[i], s, sum);
   };
   load_group<kType>(a.w, share, 0, rows, now);
   begin_early();  // weights were written long before
@@ -140,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
     load_group<kType>(a.w, share, step + kSteps, rows, next);
     multiply_group(step, now);
     load_group<kType>(a.w, share, step + 2 * kSteps, rows, now);
-    multiply_group(step + kSteps, next);
+    if (step + kSteps < share.n_steps) multiply_group(step + kSteps, next);
   }
   store(b, sum, s);
 }
@@ -192,60 +209,97 @@ __device__ void load_group(const Weight& w, const Share& share, int step,
     }
 }
 
+// Steps after the last one, up to a whole group, are multiplied too: x and weights are 0 there.
+// A thread loads up to kXAtOnce times 8 columns, then stores them: a load does not pass a store
+// that may be to the same address, and each would wait for the one before.
 template <Number kType, int kTiles>
 __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>& s) {
   const bool aligned = (reinterpret_cast<uintptr_t>(a.x) | a.x_stride * 4) % 16 == 0;
-  for (int i = threadIdx.x; i < share.n_steps * 2 * kTiles * 32; i += kThreads) {
-    const int lane = i % 32, tile = i / 32 % kTiles, half = i / (32 * kTiles) % 2;
-    const int step = i / (64 * kTiles), token = tile * 8 + lane / 4;
-    const int column = share.first + step * kStep + column_of<kType>(half, lane);
-    const float* x = a.x + token * a.x_stride + column;
-    float v[8] = {};
-    if (token < a.n_tokens) {
-      if (aligned && column + 8 <= a.w.cols) {
-        *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(x);
-        *reinterpret_cast<float4*>(v + 4) = *reinterpret_cast<const float4*>(x + 4);
+  constexpr int kSteps = kGroup<kType>;
+  const int n = (share.n_steps + kSteps - 1) / kSteps * kSteps * 2 * kTiles * 32;
+  for (int first = threadIdx.x; first < n; first += kXAtOnce * kThreads) {
+    float v[kXAtOnce][8] = {};
+#pragma unroll
+    for (int k = 0; k < kXAtOnce; ++k) {
+      const XPlace to = x_place<kType, kTiles>(first + k * kThreads, share);
+      if (to.step >= share.n_steps || to.token >= a.n_tokens) continue;
+      const float* x = a.x + to.token * a.x_stride + to.column;
+      if (aligned && to.column + 8 <= a.w.cols) {
+        *reinterpret_cast<float4*>(v[k]) = *reinterpret_cast<const float4*>(x);
+        *reinterpret_cast<float4*>(v[k] + 4) = *reinterpret_cast<const float4*>(x + 4);
       } else {
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          if (column + e < a.w.cols) v[e] = x[e];
+          if (to.column + e < a.w.cols) v[k][e] = x[e];
       }
       if (a.gain) {
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          if (column + e < a.w.cols) v[e] *= s.norm[token] * a.gain[column + e];
+          if (to.column + e < a.w.cols) v[k][e] *= s.norm[to.token] * a.gain[to.column + e];
       }
     }
-    s.x[step][half][tile][lane] = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
-                                   pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+#pragma unroll
+    for (int k = 0; k < kXAtOnce; ++k) {
+      const XPlace to = x_place<kType, kTiles>(first + k * kThreads, share);
+      if (first + k * kThreads >= n) continue;
+      s.x[to.step][to.half][to.tile][to.lane] = {
+          pack_bf16(v[k][0], v[k][1]), pack_bf16(v[k][2], v[k][3]), pack_bf16(v[k][4], v[k][5]),
+          pack_bf16(v[k][6], v[k][7])};
+    }
   }
 }
 
-// A warp sums the squares of a token.
+// A token's squares are summed by as many warps as there are for each, at most 8 of them.
 template <int kTiles>
 __device__ void find_norms(const SkinnyArgs& a, Shared<kTiles>& s) {
-  const int lane = threadIdx.x % 32;
-  for (int token = threadIdx.x / 32; token < a.n_tokens; token += kWarps) {
-    const float* x = a.x + token * a.x_stride;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool aligned =
+      (reinterpret_cast<uintptr_t>(a.x) | a.x_stride * 4 | int64_t{a.w.cols} * 4) % 16 == 0;
+  const int warps = max(kWarps / a.n_tokens, 1);            // of a token
+  float* const squares_of = reinterpret_cast<float*>(s.x);  // [tokens, warps]
+  for (int i = warp; i < a.n_tokens * warps; i += kWarps) {
+    const float* x = a.x + i / warps * a.x_stride;
     float squares = 0;
+    if (aligned) {
 #pragma unroll 8
-    for (int i = lane; i < a.w.cols; i += 32) squares += x[i] * x[i];
+      for (int c = (i % warps * 32 + lane) * 4; c < a.w.cols; c += warps * 128) {
+        const float4 v = *reinterpret_cast<const float4*>(x + c);
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+      }
+    } else {
+#pragma unroll 8
+      for (int c = i % warps * 32 + lane; c < a.w.cols; c += warps * 32) squares += x[c] * x[c];
+    }
     squares = warp_sum(squares);
-    if (lane == 0) s.norm[token] = 1 / sqrtf(squares / a.w.cols + a.eps);
+    if (lane == 0) squares_of[i] = squares;
+  }
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) < a.n_tokens) {
+    float squares = 0;
+    for (int i = 0; i < warps; ++i) squares += squares_of[threadIdx.x * warps + i];
+    s.norm[threadIdx.x] = 1 / sqrtf(squares / a.w.cols + a.eps);
   }
   __syncthreads();
 }
 
-// Stages the scales of every step and row: a warp reads eight rows at a time.
+// Stages the scales of every step and row. A thread's scales are of one row, and all are loaded
+// before the first is stored.
 template <int kTiles>
 __device__ void stage_scales(const Block& b, const Share& share, Shared<kTiles>& s) {
-  for (int i = threadIdx.x; i < share.n_steps * kRows; i += kThreads) {
-    const int step = i / kRows;
-    const Weight& w = b.w(i % 16 >= 8);
-    const int row = min(b.row(i % kRows), w.rows - 1);
-    s.scale[step][i % kRows] = w.scale[(w.row0 + row) / w.block_rows * w.scale_stride +
-                                       (share.first + step * kStep) / w.block_cols];
+  constexpr int kStepsAtOnce = kThreads / kRows;
+  const int row_of_block = threadIdx.x % kRows, first = threadIdx.x / kRows;
+  const Weight& w = b.w(row_of_block % 16 >= 8);
+  const int row = min(b.row(row_of_block), w.rows - 1);
+  const float* scales = w.scale + (w.row0 + row) / w.block_rows * w.scale_stride;
+  float v[kMaxSteps / kStepsAtOnce];
+#pragma unroll
+  for (int i = 0; i < kMaxSteps / kStepsAtOnce; ++i) {
+    const int step = min(first + i * kStepsAtOnce, share.n_steps - 1);
+    v[i] = scales[(share.first + step * kStep) / w.block_cols];
   }
+#pragma unroll
+  for (int i = 0; i < kMaxSteps / kStepsAtOnce; ++i)
+    s.scale[first + i * kStepsAtOnce][row_of_block] = v[i];
 }
 
 // Words 2 i and 2 i + 1 of the loaded data: 4 columns of BF16, for mma i of half p.

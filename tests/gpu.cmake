@@ -59,7 +59,8 @@ foreach(source ${gpu_tests})
     set_tests_properties(rest_of_${name} PROPERTIES ENVIRONMENT "TANDEM_GPU_ORDER=reverse;TANDEM_LONG_TEST=1"
                                                     TIMEOUT ${seconds} COST ${cost} LABELS long)
   endif()
-  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test")  # they count operations of the emulator
+  # These count operations of the emulator, or have ranks that share a GPU, which NCCL refuses.
+  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test|gpu_engine_ranks_test")
     get_filename_component(file ${source} NAME)
     if(file MATCHES "cu$")
       configure_file(${source} ${CMAKE_BINARY_DIR}/cuda/${file} COPYONLY)

@@ -11,6 +11,8 @@
 
 #include "comm/agreement.h"
 #include "comm/local_ranks.h"
+#include "engine/engine.h"
+#include "engine/scheduler.h"
 #include "gpu_kernels/collectives.h"
 #include "model/cost.h"
 #include "tests/error_of.h"

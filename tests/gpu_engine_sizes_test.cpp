@@ -107,8 +107,10 @@ TEST(GpuSizes, OfAModel) {
   EXPECT_EQ(memory.streams, !gpu_info.emulated);
 
   constexpr int64_t kContext = 300, kKvTokens = 1000;
-  const CudaLimits limits = {
-      .max_tokens = 12, .context = kContext, .n_multiprocessors = gpu_info.n_multiprocessors};
+  const CudaLimits limits = {.max_tokens = 12,
+                             .context = kContext,
+                             .n_multiprocessors = gpu_info.n_multiprocessors,
+                             .bytes_per_second = gpu_info.bytes_per_second};
   const int64_t always = CudaOps::bytes_for(c, limits) + DeepSeek::bytes_for(c, {12, 5}) +
                          KvCache::bytes_for(c, kKvTokens, DType::kF8E4M3) +
                          (gpu_info.emulated ? 0 : 300 << 20);
