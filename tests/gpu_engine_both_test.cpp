@@ -128,7 +128,7 @@ TEST(GpuEngineBoth, KernelsOfALayer) {
   // embedding; the last addition, gather, norm, head
   constexpr int kModel = 5;
   EXPECT_EQ(on.n_nodes(), kModel + kDense + 2 * kMoe);
-  EXPECT_EQ(on.n_early(), 0) << "not asked for";
+  if (!std::getenv("TANDEM_GPU_EARLY")) EXPECT_EQ(on.n_early(), 0) << "not asked for";
 }
 
 // Asked to, all but the first kernel, the gathering and the last addition start early.
