@@ -15,10 +15,10 @@ add_library(tandem_gpu_emulated STATIC ${emulator} ${gpu_decisions} ${gpu_kernel
 target_include_directories(tandem_gpu_emulated PUBLIC src . gpu_kernels/emulated)
 target_compile_options(tandem_gpu_emulated PUBLIC -Wno-unknown-pragmas -fno-strict-aliasing PRIVATE -O2)
 target_link_libraries(tandem_gpu_emulated PUBLIC tandem_core fmt::fmt Threads::Threads)
-if(NOT TANDEM_SANITIZE)  # a GPU fails at a misaligned access, which a CPU forgives
-  target_compile_options(tandem_gpu_emulated PRIVATE -fsanitize=alignment -fno-sanitize-recover=alignment)
-  target_link_options(tandem_gpu_emulated PUBLIC -fsanitize=alignment)
-endif()
+# A GPU fails at a misaligned access, which a CPU forgives.
+set(find_misaligned -fsanitize=alignment -fno-sanitize-recover=alignment)
+target_compile_options(tandem_gpu_emulated PRIVATE ${find_misaligned})
+target_link_options(tandem_gpu_emulated PUBLIC -fsanitize=alignment)
 if(TANDEM_SANITIZE)  # ThreadSanitizer does not instrument the scheduler
   set_source_files_properties(gpu_kernels/emulated/emulator.cpp gpu_kernels/emulated/fiber.cpp
                               PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)

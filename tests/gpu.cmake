@@ -82,6 +82,8 @@ add_dependencies(${program_of_gpu_engine_cublas_test} fake_cublas fake_cublas_12
 target_compile_definitions(${program_of_gpu_engine_cublas_test} PRIVATE
                            TANDEM_FAKE_CUBLAS="$<TARGET_FILE:fake_cublas>"
                            TANDEM_FAKE_CUBLAS_12_4="$<TARGET_FILE:fake_cublas_12_4>")
+set_source_files_properties(gpu_emulator_test.cu PROPERTIES SKIP_PRECOMPILE_HEADERS ON
+                            COMPILE_OPTIONS "${find_misaligned}")
 # The program with the emulated GPU.
 add_executable(tandem_emulated $<TARGET_OBJECTS:tandem_main>)
 target_link_libraries(tandem_emulated PRIVATE tandem_app_emulated)

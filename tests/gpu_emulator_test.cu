@@ -80,6 +80,11 @@ __global__ void copies_to_no_shared_memory(Args a) {
   cp_async_16(a.out, a.in, true);
   a.out[threadIdx.x] = 1;
 }
+constexpr int kOddPairLine = __LINE__ + 2;
+__global__ void reads_a_pair_at_an_odd_number(Args a) {
+  const float2 v = *reinterpret_cast<const float2*>(a.in + 2);
+  a.out[threadIdx.x] = v.x == v.x;
+}
 __global__ void writes_past_the_buffer(Args a) { a.out[threadIdx.x + kThreads] = 1; }
 
 void expect_ones(void (*kernel)(Args), int64_t shared_bytes) {
@@ -182,6 +187,9 @@ TEST(Emulator, FindsWrongAddresses) {
   EXPECT_TRUE(
       found_in(copies_to_no_shared_memory,
                fault_in("copies_to_no_shared_memory", "address outside shared_memory\\(\\)")));
+  EXPECT_TRUE(found_in(reads_a_pair_at_an_odd_number,
+                       "gpu_emulator_test.cu:" + std::to_string(kOddPairLine) +
+                           ":[0-9]+: runtime error: .*misaligned address"));
   EXPECT_TRUE(found_in(writes_past_the_buffer,
                        "block \\(0, 0, 0\\) thread [0-9]+, which last met others at no line:0, "
                        "touches memory behind a buffer, at 0x[0-9a-f]+: addr2line -fe "));
