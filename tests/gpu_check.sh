@@ -172,10 +172,11 @@ if command -v compute-sanitizer > /dev/null; then
     n_left=$((n_left - 1))
     phase $left 0
     for suite in $suites; do
-      # Whole models and benchmarks would take all the time. Tests in which the GPU waits for the CPU skip themselves
-      # if the tool makes launches wait for their kernels.
+      # Whole models, cuBLAS and benchmarks would take all the time. Tests in which the GPU waits for the CPU skip
+      # themselves if the tool makes launches wait for their kernels.
       case $suite in
-        *Engine* | *Golden* | *Graphs* | *Swap* | *Bench* | *Row. | *Rates. | GpuProbes. | KernelGap. | GpuCache. | Families/*)
+        *Engine* | *Golden* | *Graphs* | *Swap* | *Bench* | *Drafts. | Cublas* | SelfTest* | *Row. | *Rates. | \
+          GpuProbes. | KernelGap. | GpuCache. | Families/*)
           continue ;;
       esac
       measure "$tool ${suite%.}" compute-sanitizer --tool $tool --error-exitcode 1 "$tests" --gtest_filter="$suite*"
