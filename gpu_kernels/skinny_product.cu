@@ -139,7 +139,8 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
   float sum[kTiles][4] = {};
   const auto multiply_group = [&](int step, const Loaded<kType>(&loaded)[kSteps]) {
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) multiply<kType>(step + i, loaded[i], s, sum);
+    for (int i = 0; i < kSteps; ++i)
+      if (step + i < share.n_steps) multiply<kType>(step + i, loaded[i], s, sum);
   };
   load_group<kType>(a.w, share, 0, rows, now);
   begin_early();  // weights were written long before
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
     load_group<kType>(a.w, share, step + kSteps, rows, next);
     multiply_group(step, now);
     load_group<kType>(a.w, share, step + 2 * kSteps, rows, now);
-    if (step + kSteps < share.n_steps) multiply_group(step + kSteps, next);
+    multiply_group(step + kSteps, next);
   }
   store(b, sum, s);
 }
@@ -209,20 +210,18 @@ __device__ void load_group(const Weight& w, const Share& share, int step,
     }
 }
 
-// Steps after the last one, up to a whole group, are multiplied too: x and weights are 0 there.
 // A thread loads up to kXAtOnce times 8 columns, then stores them: a load does not pass a store
 // that may be to the same address, and each would wait for the one before.
 template <Number kType, int kTiles>
 __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>& s) {
   const bool aligned = (reinterpret_cast<uintptr_t>(a.x) | a.x_stride * 4) % 16 == 0;
-  constexpr int kSteps = kGroup<kType>;
-  const int n = (share.n_steps + kSteps - 1) / kSteps * kSteps * 2 * kTiles * 32;
+  const int n = share.n_steps * 2 * kTiles * 32;
   for (int first = threadIdx.x; first < n; first += kXAtOnce * kThreads) {
     float v[kXAtOnce][8] = {};
 #pragma unroll
     for (int k = 0; k < kXAtOnce; ++k) {
       const XPlace to = x_place<kType, kTiles>(first + k * kThreads, share);
-      if (to.step >= share.n_steps || to.token >= a.n_tokens) continue;
+      if (first + k * kThreads >= n || to.token >= a.n_tokens) continue;
       const float* x = a.x + to.token * a.x_stride + to.column;
       if (aligned && to.column + 8 <= a.w.cols) {
         *reinterpret_cast<float4*>(v[k]) = *reinterpret_cast<const float4*>(x);
@@ -249,7 +248,7 @@ __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>&
   }
 }
 
-// A token's squares are summed by as many warps as there are for each, at most 8 of them.
+// Few tokens share the warps evenly: the squares of each are summed by several of them.
 template <int kTiles>
 __device__ void find_norms(const SkinnyArgs& a, Shared<kTiles>& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,6 +1,6 @@
 // One block sorts the pairs of a step. Each warp has a segment of them, 32 at a time: ballots find
 // the lanes with the same expert, so that equal pairs keep their order without atomics. Bound by
-// the two passes of 16 turns each that a warp needs for 512 tokens of R1, a few microseconds.
+// the two passes of 16 turns each that a warp needs for 512 tokens of R1.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
 
@@ -19,19 +19,18 @@ struct Shared {
 
 // The number of pairs from `first` on whose ids are now in shared memory.
 __device__ int load_chunk(const SortPairsArgs& a, Shared& s, int first) {
-  const int n = min(kChunk, a.tokens * a.n_active - first);
+  const int n = min(kChunk, a.tokens * a.n_active - first), n_threads = blockDim.x;
   __syncthreads();
-  for (int i = threadIdx.x; i < n; i += kLoadsAtOnce * blockDim.x) {
+  for (int i = threadIdx.x; i < n; i += kLoadsAtOnce * n_threads) {
     int id[kLoadsAtOnce];
 #pragma unroll
     for (int k = 0; k < kLoadsAtOnce; ++k) {
-      const int pair = first + min(i + k * static_cast<int>(blockDim.x), n - 1);
+      const int pair = first + min(i + k * n_threads, n - 1);
       id[k] = a.ids[pair / a.n_active * a.ids_stride + pair % a.n_active];
     }
 #pragma unroll
     for (int k = 0; k < kLoadsAtOnce; ++k)
-      if (i + k * static_cast<int>(blockDim.x) < n)
-        s.ids[i + k * static_cast<int>(blockDim.x)] = static_cast<int16_t>(id[k]);
+      if (i + k * n_threads < n) s.ids[i + k * n_threads] = static_cast<int16_t>(id[k]);
   }
   __syncthreads();
   return n;
@@ -49,8 +48,9 @@ __device__ unsigned lanes_with(int id) {
   return lanes;
 }
 
-// Calls visit(i, id, before, all) for every pair i of this warp's segment with an expert: of the 32
-// pairs beside it, `before` of the same expert come first, and there are `all` of them.
+// Calls visit(i, id, before, all) for the pairs i of this warp's segment, 32 at a time by all
+// lanes: `all` of the 32 have the same id, and `before` of them come before i. Lanes past the end
+// have id -1, as pairs without an expert do.
 template <class Visit>
 __device__ void for_segment(const Shared& s, int n, Visit visit) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <thread>
 
+#include "gpu_kernels/gpu_facts.h"
+#include "gpu_kernels/runtime.h"
 #include "io/weight_store.h"
 #include "loader/gpu_model.h"
 #include "model/checkpoint.h"
@@ -128,7 +130,7 @@ TEST(GpuEngineBoth, KernelsOfALayer) {
   // embedding; the last addition, gather, norm, head
   constexpr int kModel = 5;
   EXPECT_EQ(on.n_nodes(), kModel + kDense + 2 * kMoe);
-  if (!std::getenv("TANDEM_GPU_EARLY")) EXPECT_EQ(on.n_early(), 0) << "not asked for";
+  if (!gpu::early_launches(gpu::open_gpu().major)) EXPECT_EQ(on.n_early(), 0) << "not asked for";
 }
 
 // Asked to, all but the first kernel, the gathering and the last addition start early.
