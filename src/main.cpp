@@ -124,6 +124,9 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   add_kv_type(*plan, p.kv,
               "type of the KV cache: auto (bf16, or fp8 where only that lets GPUs compute "
               "attention), bf16 or fp8");
+  plan->add_option("--redundant", p.redundant_experts,
+                   "replicas of a layer's most used experts, beyond one of each, where experts are "
+                   "assigned to several GPUs or hosts; without it, 0 or about 32 on GPUs");
   plan->add_option("--draft-tokens", p.draft_tokens,
                    "drafts of a sequence per step whose effect is predicted; 0: none; without it, "
                    "the best of 0 to 4");

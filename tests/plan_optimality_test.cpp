@@ -86,6 +86,7 @@ TEST(PlanOptimality, NoOtherAssignmentOfExpertsIsFaster) {
                         .output_tokens = 512,
                         .experts = {},
                         .kv = {},
+                        .redundant_experts = {},
                         .draft_tokens = {}};
     const Plan plan = tandem::plan({"small", config, machine, w, routing});
     n_on_both += plan.placement.layers[0].groups.size() > 1;

@@ -7,11 +7,10 @@
 
 #include "core/check.h"
 #include "core/rounding.h"
+#include "offload/plan/eplb.h"
 
 namespace tandem {
 namespace {
-
-using Owners = std::vector<std::vector<int>>;
 
 std::vector<int> by_share(const std::vector<double>& shares) {
   std::vector<int> order(shares.size());
@@ -20,9 +19,97 @@ std::vector<int> by_share(const std::vector<double>& shares) {
   return order;
 }
 
+std::vector<double> loads_of(const OwnersOfLayer& owners, const std::vector<double>& shares,
+                             int n_ranks) {
+  std::vector<double> load(n_ranks, 0);
+  for (size_t e = 0; e < owners.size(); ++e)
+    for (const int rank : owners[e])
+      load[rank] += shares[e] / static_cast<double>(owners[e].size());
+  return load;
+}
+
+// Swaps replicas of the busiest rank with others, or moves them to free slots, as long as that
+// lowers the larger load of the two ranks.
+class LoadLeveller {
+ public:
+  LoadLeveller(OwnersOfLayer& owners, const std::vector<double>& shares, int n_ranks, int slots)
+      : owners_(owners), load_(loads_of(owners, shares, n_ranks)), held_(n_ranks), slots_(slots) {
+    for (size_t e = 0; e < owners.size(); ++e) {
+      of_replica_.push_back(shares[e] / static_cast<double>(owners[e].size()));
+      for (const int rank : owners[e]) held_[rank].push_back(static_cast<int>(e));
+    }
+  }
+  void run() {
+    const int most = 4 * static_cast<int>(of_replica_.size());
+    for (int i = 0; i < most && improve(); ++i) continue;
+    for (std::vector<int>& ranks : owners_) ranks.clear();
+    for (size_t rank = 0; rank < held_.size(); ++rank)
+      for (const int e : held_[rank]) owners_[e].push_back(static_cast<int>(rank));
+  }
+
+ private:
+  static constexpr int kFreeSlot = -1;
+  // Expert `mine` of the busiest rank for `theirs` of `rank`.
+  struct Swap {
+    int mine, theirs, rank;
+    double larger;  // load of the two ranks then
+  };
+  bool improve() {
+    const auto busiest =
+        static_cast<int>(std::max_element(load_.begin(), load_.end()) - load_.begin());
+    const double mean = std::accumulate(load_.begin(), load_.end(), 0.0) / std::ssize(load_);
+    Swap best = {0, 0, -1, load_[busiest] - 1e-6 * mean};
+    for (const int mine : held_[busiest])
+      for (int rank = 0; rank < std::ssize(held_); ++rank) {
+        if (rank == busiest || has(rank, mine)) continue;
+        if (std::ssize(held_[rank]) < slots_) consider({mine, kFreeSlot, rank, 0}, busiest, best);
+        for (const int theirs : held_[rank])
+          if (!has(busiest, theirs)) consider({mine, theirs, rank, 0}, busiest, best);
+      }
+    if (best.rank < 0) return false;
+    const double moved = of_replica_[best.mine] - load_for(best.theirs);
+    load_[busiest] -= moved;
+    load_[best.rank] += moved;
+    std::erase(held_[busiest], best.mine);
+    held_[best.rank].push_back(best.mine);
+    if (best.theirs == kFreeSlot) return true;
+    std::erase(held_[best.rank], best.theirs);
+    held_[busiest].push_back(best.theirs);
+    return true;
+  }
+  void consider(Swap swap, int busiest, Swap& best) const {
+    const double moved = of_replica_[swap.mine] - load_for(swap.theirs);
+    swap.larger = std::max(load_[busiest] - moved, load_[swap.rank] + moved);
+    if (swap.larger < best.larger) best = swap;
+  }
+  double load_for(int expert) const { return expert == kFreeSlot ? 0 : of_replica_[expert]; }
+  bool has(int rank, int expert) const {
+    return std::find(held_[rank].begin(), held_[rank].end(), expert) != held_[rank].end();
+  }
+
+  OwnersOfLayer& owners_;
+  std::vector<double> load_;            // [ranks]
+  std::vector<double> of_replica_;      // [experts]
+  std::vector<std::vector<int>> held_;  // [ranks] experts
+  const int slots_;
+};
+
+// An expert that EPLB gives a rank twice is there once.
+OwnersOfLayer owners_by_eplb(const std::vector<double>& shares, const EplbShape& shape) {
+  const std::vector<float> load(shares.begin(), shares.end());
+  const std::vector<int> expert_of_slot = eplb(load, shape);
+  OwnersOfLayer owners(shares.size());
+  for (int slot = 0; slot < shape.n_slots; ++slot) {
+    std::vector<int>& ranks = owners[expert_of_slot[slot]];
+    const int rank = slot / (shape.n_slots / shape.n_gpus);
+    if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
+  }
+  return owners;
+}
+
 }  // namespace
 
-Owners assign_experts(const std::vector<double>& shares, int n_ranks, int n_redundant) {
+OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int n_redundant) {
   const int n = static_cast<int>(shares.size());
   check(n_redundant >= 0 && n_redundant <= n * (n_ranks - 1), "redundant experts");
   std::vector<int> copies(n, 1);
@@ -49,7 +136,7 @@ Owners assign_experts(const std::vector<double>& shares, int n_ranks, int n_redu
   using Rank = std::tuple<double, int, int>;  // load, replicas held, number
   std::priority_queue<Rank, std::vector<Rank>, std::greater<>> ranks;
   for (int rank = 0; rank < n_ranks; ++rank) ranks.push({0, 0, rank});
-  Owners owners(n);
+  OwnersOfLayer owners(n);
   std::vector<Rank> taken;
   for (const int e : order) {
     taken.clear();
@@ -64,7 +151,28 @@ Owners assign_experts(const std::vector<double>& shares, int n_ranks, int n_redu
     }
     std::sort(owners[e].begin(), owners[e].end());
   }
+  LoadLeveller(owners, shares, n_ranks, slots).run();
   return owners;
+}
+
+double balancedness(const OwnersOfLayer& owners, const std::vector<double>& shares, int n_ranks) {
+  const std::vector<double> load = loads_of(owners, shares, n_ranks);
+  const double most = *std::max_element(load.begin(), load.end());
+  return most > 0 ? std::accumulate(load.begin(), load.end(), 0.0) / n_ranks / most : 1;
+}
+
+BalancedOwners assign_balanced(const std::vector<double>& shares, const RankLayout& layout,
+                               int n_redundant) {
+  const int n = static_cast<int>(shares.size());
+  BalancedOwners best = {assign_experts(shares, layout.n_ranks, n_redundant)};
+  best.own = balancedness(best.owners, shares, layout.n_ranks);
+  const EplbShape shape = {n + n_redundant, layout.n_groups, layout.n_nodes, layout.n_ranks};
+  if (layout.n_ranks == 1 || !takes(shape, n)) return best;
+  OwnersOfLayer theirs = owners_by_eplb(shares, shape);
+  best.eplb = balancedness(theirs, shares, layout.n_ranks);
+  best.by_eplb = best.eplb > best.own;
+  if (best.by_eplb) best.owners = std::move(theirs);
+  return best;
 }
 
 }  // namespace tandem

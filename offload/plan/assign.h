@@ -7,11 +7,34 @@ namespace tandem {
 
 constexpr int kUsualRedundancy = 32;  // replicas of hot experts: DeepSeek-V3, 3.4
 
-// Assigns the experts of one layer to ranks so that loads are even (expert parallelism):
-// owners[expert] lists ranks. `n_redundant` replicas go to the experts whose load per replica is
-// highest. No rank gets an expert twice, or more than its even part of all replicas, rounded up.
-// n_redundant is at most experts x (ranks - 1).
-std::vector<std::vector<int>> assign_experts(const std::vector<double>& shares, int n_ranks,
-                                             int n_redundant);
+// The ranks that have each expert of a layer, ascending: [experts]. Several ranks have replicas.
+using OwnersOfLayer = std::vector<std::vector<int>>;
+
+// Assigns the experts of one layer to ranks so that loads are even (expert parallelism).
+// `n_redundant` replicas go to the experts whose load per replica is highest, replicas go to the
+// least loaded rank, and pairs are swapped while that lowers the largest load. No rank gets an
+// expert twice, or more than its even part of all replicas, rounded up. n_redundant is at most
+// experts x (ranks - 1).
+OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int n_redundant);
+
+// The mean load of the ranks over the largest; replicas share an expert's load. 1 without load.
+double balancedness(const OwnersOfLayer& owners, const std::vector<double>& shares, int n_ranks);
+
+// Ranks in the order of their nodes, and the router's groups of adjacent experts.
+struct RankLayout {
+  int n_ranks;
+  int n_nodes = 1;
+  int n_groups = 1;
+};
+
+// EPLB's assignment (eplb.h) or that of assign_experts(), whichever is more even.
+struct BalancedOwners {
+  OwnersOfLayer owners;
+  bool by_eplb = false;
+  double own = 1;   // balancedness of assign_experts()
+  double eplb = 0;  // and of EPLB; 0 where its sizes do not divide
+};
+BalancedOwners assign_balanced(const std::vector<double>& shares, const RankLayout& layout,
+                               int n_redundant);
 
 }  // namespace tandem

@@ -8,7 +8,7 @@
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/assign.h"
+#include "offload/plan/assigned_experts.h"
 #include "offload/plan/candidates.h"
 
 namespace tandem {
@@ -96,6 +96,8 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
   int hosts = 0;
   for (const Layout& layout : backbone_layouts(in)) {
     if (p.kv_type != DType::kBF16 && layout.devices[0].is_cpu()) continue;
+    if (in.workload.redundant_experts.value_or(0) > in.config.router.n_experts * (layout.hosts - 1))
+      continue;
     p.stages = {{0, in.config.n_layers - 1, layout.devices, layout.tp}};
     p.layers.clear();
     // A bound that assumes experts take no time.
@@ -197,32 +199,12 @@ std::vector<Layout> backbone_layouts(const PlanInput& in) {
   return layouts;
 }
 
-// Experts divided evenly over the CPUs of all hosts.
+// Experts, and the replicas that are asked for, divided evenly over the CPUs of the hosts.
 std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, int hosts) {
-  const ModelConfig& c = in.config;
-  std::vector<LayerExperts> layers;
-  if (c.router.n_experts == 0) return layers;
-  int first = 0;
-  while (first < c.n_layers && !c.is_moe(first)) ++first;
-  const int last_alike = in.routing.uniform() || hosts == 1 ? c.n_layers - 1 : first;
-  for (int l = first; l < c.n_layers; ++l) {
-    if (!c.is_moe(l)) continue;
-    const int last = std::max(l, last_alike);
-    LayerExperts layer = {l, last, {}};
-    std::vector<double> shares(c.router.n_experts);
-    for (int e = 0; e < c.router.n_experts; ++e) shares[e] = in.routing.share(l, e);
-    const auto owners = assign_experts(shares, hosts, 0);
-    layer.groups.resize(hosts);
-    for (int e = 0; e < c.router.n_experts; ++e) layer.groups[owners[e][0]].experts.push_back(e);
-    for (int host = 0; host < hosts; ++host) {
-      layer.groups[host].format = format;
-      layer.groups[host].owners = {{host, -1}};
-    }
-    std::erase_if(layer.groups, [](const ExpertGroup& g) { return g.experts.empty(); });
-    layers.push_back(std::move(layer));
-    l = last;
-  }
-  return layers;
+  if (in.config.router.n_experts == 0) return {};
+  std::vector<DeviceId> cpus;
+  for (int host = 0; host < hosts; ++host) cpus.push_back({host, -1});
+  return AssignedExperts(in, format).on(cpus, in.workload.redundant_experts.value_or(0));
 }
 
 template <class Visit>

@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/assign.h"
+#include "offload/plan/assigned_experts.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/rates.h"
 
@@ -29,31 +28,14 @@ struct Base {
   int n_ranks = 0;      // ranks that hold experts
 };
 
-// Assigns experts to ranks; caches assignments by number of ranks, which several subsets share.
-class ExpertAssigner {
- public:
-  ExpertAssigner(const PlanInput& in, WeightFormat format) : in_(in), format_(format) {}
-  std::vector<LayerExperts> dealt(const std::vector<DeviceId>& ranks, int n_redundant);
-
- private:
-  using Owners = std::vector<std::vector<int>>;
-  const PlanInput& in_;
-  WeightFormat format_;
-  std::map<std::pair<size_t, int>, std::vector<Owners>> known_;  // owners for each distinct layer
-};
-
 std::vector<Subset> gpu_subsets(const Machine& m);
 void add_bases(const PlanInput& in, WeightFormat format, const Subset& s, std::vector<Base>& bases);
 Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
-                 ExpertAssigner& dealer);
+                 AssignedExperts& assigned);
 void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Placement& p);
 void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home,
                        const CandidateSearch& contest);
 std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s);
-std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
-                                    const std::vector<DeviceId>& ranks,
-                                    const std::vector<std::vector<std::vector<int>>>& owners);
-
 }  // namespace
 
 // Candidates are visited in order of their bound until none can win. With routing statistics the
@@ -63,7 +45,7 @@ void visit_gpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
   for (const Subset& subset : gpu_subsets(in.machine)) add_bases(in, format, subset, bases);
   const RoutingStatistics even(in.config);
   const PlanInput evenly = {in.config, in.machine, in.workload, even};
-  ExpertAssigner even_dealer(evenly, format), dealer(in, format);
+  AssignedExperts assigned_evenly(evenly, format), assigned(in, format);
   struct Entry {
     double promise;
     int64_t home;
@@ -71,7 +53,7 @@ void visit_gpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
   };
   std::vector<Entry> entries;
   for (const Base& base : bases) {
-    Placement p = placed(evenly, format, base, even_dealer);
+    Placement p = placed(evenly, format, base, assigned_evenly);
     const int64_t home = ++contest.n_homes;
     const double promise = contest.promise(p, home, even);
     if (std::isfinite(promise)) entries.push_back({promise, home, &base});
@@ -82,7 +64,7 @@ void visit_gpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
     entries.resize(kMaxRoutedEntries);
   for (const Entry& e : entries) {
     if (in.routing.uniform() && contest.hopeless(e.promise)) break;
-    Placement p = placed(in, format, *e.base, in.routing.uniform() ? even_dealer : dealer);
+    Placement p = placed(in, format, *e.base, in.routing.uniform() ? assigned_evenly : assigned);
     visit_gpu_details(in, p, in.routing.uniform() ? e.home : ++contest.n_homes, contest);
   }
 }
@@ -120,40 +102,49 @@ int most_expert_ranks(const PlanInput& in, WeightFormat format, int n) {
                                                                        : in.config.router.n_experts;
 }
 
+// Replicas of experts to try: none, and the usual number with all slots filled.
+std::vector<int> replica_counts(const PlanInput& in, int n_ranks) {
+  const int n_experts = in.config.router.n_experts;
+  std::vector<int> counts = {0, round_up(n_experts + kUsualRedundancy, n_ranks) - n_experts};
+  if (in.workload.redundant_experts) counts = {*in.workload.redundant_experts};
+  std::erase_if(counts, [&](int n) { return n > n_experts * (n_ranks - 1); });
+  return counts;
+}
+
 void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
                std::vector<Base>& bases) {
   const ModelConfig& c = in.config;
   const int n = static_cast<int>(s.gpus.size()), n_experts = c.router.n_experts;
   const std::vector<int> ways = tensor_parallel_ways(in, s);
   // One replica: a pipeline of stages, each layer and its experts split over consecutive GPUs.
+  const int asked = in.workload.redundant_experts.value_or(0);
   for (const int tp : ways)
-    if (n / tp <= c.n_layers &&
+    if (asked == 0 && n / tp <= c.n_layers &&
         (tp == 1 || n_experts == 0 || !split_refusal("expert FFN", c.expert_dim, tp)))
       bases.push_back({s, Base::kTensorParallel, tp});
   if (n == 1 || n_experts == 0) return;
   // Every GPU holds a part of the backbone's replicas, and every rank a part of the experts.
   const int ranks = most_expert_ranks(in, format, n);
-  const int filled = round_up(n_experts + kUsualRedundancy, ranks) - n_experts;
-  for (const int n_redundant : {0, filled})
-    if (n_redundant == 0 || (filled > 0 && filled <= n_experts * (ranks - 1)))
-      for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, ranks});
+  for (const int n_redundant : replica_counts(in, ranks))
+    for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, ranks});
   // The last GPUs hold only experts, the others only the backbone and the KV cache.
   const int64_t a_gpu =
       in.machine.gpus[0].memory_bytes - reserved_bytes(in.machine.gpus[0].memory_bytes, false);
   const int64_t slots =
       a_gpu / std::max<int64_t>(1, moe_layers(c) * routed_expert_bytes(c, format));
   if (slots == 0) return;
-  const int least = static_cast<int>(ceil_div(n_experts, slots));
+  const int least = static_cast<int>(ceil_div(n_experts + asked, slots));
   std::vector<int> counts;
   for (const int experts : {n / 2, n * 5 / 8, n * 3 / 4, n * 7 / 8, n - 4, n - 3, n - 2, n - 1})
     if (experts >= least && experts < n && experts <= ranks &&
         std::find(counts.begin(), counts.end(), experts) == counts.end())
       counts.push_back(experts);
-  for (const int experts : counts) bases.push_back({s, Base::kRoles, 1, 0, experts});
+  for (const int experts : counts)
+    if (asked <= n_experts * (experts - 1)) bases.push_back({s, Base::kRoles, 1, asked, experts});
 }
 
 Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
-                 ExpertAssigner& dealer) {
+                 AssignedExperts& assigned) {
   const std::vector<DeviceId>& gpus = base.subset.gpus;
   Placement p;
   p.backbone = stored_format(in.config);
@@ -163,7 +154,7 @@ Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
     place_stages(in, format, base, p);
   } else {
     const auto first_rank = gpus.end() - base.n_ranks;
-    p.layers = dealer.dealt({first_rank, gpus.end()}, base.n_redundant);
+    p.layers = assigned.on({first_rank, gpus.end()}, base.n_redundant);
     p.stages = {{0, last, base.kind == Base::kRoles ? std::vector(gpus.begin(), first_rank) : gpus,
                  base.tp}};
   }
@@ -203,51 +194,6 @@ void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home,
           p.kv_tokens = 0;
           contest.enter(p, home);
         }
-}
-
-std::vector<LayerExperts> ExpertAssigner::dealt(const std::vector<DeviceId>& ranks,
-                                                int n_redundant) {
-  const ModelConfig& c = in_.config;
-  const auto [known, is_new] = known_.try_emplace({ranks.size(), n_redundant});
-  if (is_new)
-    for (int l = 0; l < c.n_layers; ++l) {
-      if (!c.is_moe(l)) continue;
-      std::vector<double> shares(c.router.n_experts);
-      for (int e = 0; e < c.router.n_experts; ++e) shares[e] = in_.routing.share(l, e);
-      known->second.push_back(assign_experts(shares, static_cast<int>(ranks.size()), n_redundant));
-      if (in_.routing.uniform()) break;
-    }
-  return in_groups(in_, format_, ranks, known->second);
-}
-
-// Experts with the same owners form a group, found through the first owner.
-std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
-                                    const std::vector<DeviceId>& ranks,
-                                    const std::vector<std::vector<std::vector<int>>>& owners) {
-  const ModelConfig& c = in.config;
-  std::vector<LayerExperts> layers;
-  for (int l = 0; l < c.n_layers; ++l) {
-    if (!c.is_moe(l)) continue;
-    LayerExperts layer = {l, in.routing.uniform() ? c.n_layers - 1 : l, {}};
-    const auto& of_layer = owners[layers.size()];
-    std::vector<std::vector<size_t>> groups_of(ranks.size());
-    for (int e = 0; e < c.router.n_experts; ++e) {
-      std::vector<DeviceId> devices;
-      for (const int rank : of_layer[e]) devices.push_back(ranks[rank]);
-      auto& known = groups_of[of_layer[e][0]];
-      const auto found = std::find_if(known.begin(), known.end(),
-                                      [&](size_t g) { return layer.groups[g].owners == devices; });
-      if (found != known.end()) {
-        layer.groups[*found].experts.push_back(e);
-        continue;
-      }
-      known.push_back(layer.groups.size());
-      layer.groups.push_back({{e}, format, std::move(devices)});
-    }
-    layers.push_back(std::move(layer));
-    l = layers.back().last;
-  }
-  return layers;
 }
 
 }  // namespace

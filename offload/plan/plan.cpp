@@ -72,6 +72,13 @@ Plan plan(const PlanRequest& r) {
       "a KV cache in fp8: {}; choose bf16",
       r.machine.gpus.empty() ? "only GPUs compute with it, and " + r.machine.name + " has none"
                              : r.model_name + " has larger latents than DeepSeek's");
+  const int redundant = r.workload.redundant_experts.value_or(0);
+  const int most_ranks = r.machine.hosts * std::max<int>(1, std::ssize(r.machine.gpus));
+  require(redundant <= r.config.router.n_experts * (most_ranks - 1),
+          "--redundant {}: {} has room for {} ranks, which have at most {} replicas of {} experts, "
+          "none twice: ask for fewer",
+          redundant, r.machine.name, most_ranks, r.config.router.n_experts * (most_ranks - 1),
+          r.config.router.n_experts);
   const std::vector<WeightFormat> formats = formats_to_try(r);
   BestCandidate best = best_of(r, formats);
   if (!best.placement) refuse(r, best, formats);
@@ -89,7 +96,7 @@ Plan plan(const PlanRequest& r) {
 Plan assess(const PlanRequest& r, const Placement& placement) {
   require_sound(r.workload, r.config);
   check_placement(r.config, r.machine, placement);
-  Plan plan = {placement, r.workload, {}, {}, {}, {}};
+  Plan plan = {placement, r.workload, {}, {}, {}, {}, {}};
   if (plan.workload.concurrency == 0)
     plan.workload.concurrency = static_cast<int>(std::clamp<int64_t>(
         placement.kv_tokens / r.workload.context * placement.stages[0].dp(), 1, kMaxConcurrency));
@@ -98,6 +105,8 @@ Plan assess(const PlanRequest& r, const Placement& placement) {
   plan.drafts = plan_drafts(in, placement, plan.prediction.memory);
   plan.limit = limit_in_words(in, placement, plan.prediction);
   plan.reasons = reasons_in_words(in, placement, plan.prediction);
+  plan.balance = balance_of(in, placement);
+  if (plan.balance) plan.reasons.push_back(balance_in_words(*plan.balance));
   plan.reasons.push_back(why_in_words(in, placement, plan.drafts));
   return plan;
 }

@@ -1,6 +1,7 @@
 // The planner: the placement of a model on a machine with the best predicted score for a workload,
 // with reasons. Pure functions; docs/planner.md describes the cost model.
 #pragma once
+#include "offload/plan/assigned_experts.h"
 #include "offload/plan/drafts.h"
 #include "offload/plan/predict.h"
 
@@ -14,8 +15,9 @@ struct Plan {
   Workload workload;      // with the chosen concurrency
   Prediction prediction;  // without drafts
   DraftPlan drafts;
-  std::string limit;                 // what bounds decoding, in words
-  std::vector<std::string> reasons;  // one per decision, with numbers
+  std::optional<PlacedBalance> balance;  // of the experts, if their use is known
+  std::string limit;                     // what bounds decoding, in words
+  std::vector<std::string> reasons;      // one per decision, with numbers
 };
 
 struct PlanRequest {

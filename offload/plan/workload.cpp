@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMaxSequences = 1 << 20, kMaxRequestTokens = 1 << 24;
+constexpr int kMaxSequences = 1 << 20, kMaxRequestTokens = 1 << 24, kMostRedundant = 1 << 16;
 
 }  // namespace
 
@@ -39,6 +39,11 @@ void require_sound(const Workload& w, const ModelConfig& config) {
   require(!w.draft_tokens || (*w.draft_tokens >= 0 && *w.draft_tokens <= kMaxDraftTokens),
           "--draft-tokens {}: must be between 0 and {}", w.draft_tokens.value_or(0),
           kMaxDraftTokens);
+  const int redundant = w.redundant_experts.value_or(0);
+  require(redundant == 0 || config.router.n_experts > 0,
+          "--redundant {}: the model has no routed experts: leave it out", redundant);
+  require(redundant >= 0 && redundant <= kMostRedundant, "--redundant {}: must be between 0 and {}",
+          redundant, kMostRedundant);
   require(w.acceptance >= 0 && w.acceptance <= 1, "--acceptance {}: must be between 0 and 1",
           w.acceptance);
   require(w.first_token_seconds >= 0 && w.first_token_seconds <= 1e6,

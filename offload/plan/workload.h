@@ -31,6 +31,9 @@ struct Workload {
   std::optional<WeightFormat> experts;    // empty: as stored, or the widest that fits
   // BF16 or FP8; empty: BF16, or FP8 where only FP8 keeps the cache on GPUs.
   std::optional<DType> kv;
+  // Replicas of experts a layer, beyond one of each, where several ranks have experts; empty:
+  // decided. More than none asks for several ranks.
+  std::optional<int> redundant_experts;
   std::optional<int> draft_tokens;  // of a sequence per step, 0: none; empty: decided
   double acceptance = 0.85;         // probability that a draft is accepted if all before it were
 };

@@ -104,6 +104,7 @@ int plan_command(const Options& o) {
                              .first_token_seconds = p.first_token_seconds,
                              .experts = p.experts,
                              .kv = p.kv,
+                             .redundant_experts = p.redundant_experts,
                              .draft_tokens = p.draft_tokens,
                              .acceptance = p.acceptance};
   const RoutingStatistics routing =

@@ -34,7 +34,7 @@ struct PlanOptions {
   int concurrency = 1, prompt_tokens = 1024, output_tokens = 1024;
   Objective objective = Objective::kLatency;
   double user_speed = 0, first_token_seconds = 0;
-  std::optional<int> draft_tokens;
+  std::optional<int> redundant_experts, draft_tokens;
   double acceptance = Workload{}.acceptance;
   std::string preset;  // empty, or the name of a workload_preset()
   bool batch_table = false;

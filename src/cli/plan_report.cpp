@@ -38,17 +38,24 @@ Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector
                                      {"reserve_bytes", m.reserve_bytes},
                                      {"free_bytes", m.free_bytes()}};
   for (const Change& change : changes) bring.push_back(change_report(change));
-  return {{"model", request.model_name},
-          {"machine", machine_to_json(request.machine)},
-          {"concurrency", plan.workload.concurrency},
-          {"context", plan.workload.context},
-          {"placement", placement_file(plan)},
-          {"memory", memory},
-          {"predicted", prediction_report(plan.prediction)},
-          {"drafts", drafts_report(plan.drafts)},
-          {"limit", plan.limit},
-          {"reasons", plan.reasons},
-          {"changes", bring}};
+  Json report = {{"model", request.model_name},
+                 {"machine", machine_to_json(request.machine)},
+                 {"concurrency", plan.workload.concurrency},
+                 {"context", plan.workload.context},
+                 {"placement", placement_file(plan)},
+                 {"memory", memory},
+                 {"predicted", prediction_report(plan.prediction)},
+                 {"drafts", drafts_report(plan.drafts)},
+                 {"limit", plan.limit},
+                 {"reasons", plan.reasons},
+                 {"changes", bring}};
+  if (plan.balance)
+    report["expert_balance"] = {{"placed", plan.balance->placed},
+                                {"own", plan.balance->own},
+                                {"eplb", plan.balance->eplb},
+                                {"layers", plan.balance->n_layers},
+                                {"layers_by_eplb", plan.balance->n_by_eplb}};
+  return report;
 }
 
 Json placement_file(const Plan& plan) {

@@ -1,0 +1,107 @@
+#include "offload/plan/assigned_experts.h"
+
+#include <algorithm>
+
+namespace tandem {
+namespace {
+
+// Nodes are hosts, unless the hosts have different numbers of the devices.
+RankLayout layout_of(const PlanInput& in, const std::vector<DeviceId>& devices) {
+  const auto n = static_cast<int>(devices.size());
+  int n_hosts = 0;
+  for (int i = 0; i < n; ++i) n_hosts += i == 0 || devices[i].host != devices[i - 1].host;
+  bool alike = n % n_hosts == 0;
+  for (int i = 0; alike && i < n; ++i)
+    alike = devices[i].host == devices[i - i % (n / n_hosts)].host;
+  return {n, alike ? n_hosts : 1, std::max(in.config.router.n_groups, 1)};
+}
+
+std::vector<double> shares_of(const PlanInput& in, int layer) {
+  std::vector<double> shares(in.config.router.n_experts);
+  for (int e = 0; e < in.config.router.n_experts; ++e) shares[e] = in.routing.share(layer, e);
+  return shares;
+}
+
+// Experts with the same owners form a group, found through the first owner.
+std::vector<ExpertGroup> groups_of(const OwnersOfLayer& owners, WeightFormat format,
+                                   const std::vector<DeviceId>& devices) {
+  std::vector<ExpertGroup> groups;
+  std::vector<std::vector<size_t>> groups_of_first(devices.size());
+  for (int e = 0; e < std::ssize(owners); ++e) {
+    std::vector<DeviceId> of_expert;
+    for (const int rank : owners[e]) of_expert.push_back(devices[rank]);
+    auto& known = groups_of_first[owners[e][0]];
+    const auto found = std::find_if(known.begin(), known.end(),
+                                    [&](size_t g) { return groups[g].owners == of_expert; });
+    if (found != known.end()) {
+      groups[*found].experts.push_back(e);
+      continue;
+    }
+    known.push_back(groups.size());
+    groups.push_back({{e}, format, std::move(of_expert)});
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::vector<LayerExperts> AssignedExperts::on(const std::vector<DeviceId>& devices,
+                                              int n_redundant) {
+  const ModelConfig& c = in_.config;
+  const std::vector<OwnersOfLayer>& owners = this->owners(layout_of(in_, devices), n_redundant);
+  std::vector<LayerExperts> layers;
+  for (int l = 0; l < c.n_layers; ++l) {
+    if (!c.is_moe(l)) continue;
+    const int last = in_.routing.uniform() ? c.n_layers - 1 : l;
+    layers.push_back({l, last, groups_of(owners[layers.size()], format_, devices)});
+    l = last;
+  }
+  return layers;
+}
+
+const std::vector<OwnersOfLayer>& AssignedExperts::owners(const RankLayout& layout,
+                                                          int n_redundant) {
+  const auto [known, is_new] = known_.try_emplace({layout.n_ranks, layout.n_nodes, n_redundant});
+  if (is_new)
+    for (int l = 0; l < in_.config.n_layers; ++l) {
+      if (!in_.config.is_moe(l)) continue;
+      known->second.push_back(assign_balanced(shares_of(in_, l), layout, n_redundant).owners);
+      if (in_.routing.uniform()) break;
+    }
+  return known->second;
+}
+
+std::optional<PlacedBalance> balance_of(const PlanInput& in, const Placement& p) {
+  if (in.routing.uniform()) return {};
+  PlacedBalance sum = {};
+  for (int l = 0; l < in.config.n_layers; ++l) {
+    if (!in.config.is_moe(l)) continue;
+    std::vector<DeviceId> devices;
+    OwnersOfLayer owners(in.config.router.n_experts);
+    int n_redundant = 0;
+    for (const ExpertGroup& group : experts_of_layer(p, l)->groups) {
+      if (group.sliced) return {};
+      devices.insert(devices.end(), group.owners.begin(), group.owners.end());
+      n_redundant += static_cast<int>(group.experts.size() * (group.owners.size() - 1));
+    }
+    std::sort(devices.begin(), devices.end());
+    devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+    if (devices.size() < 2 || devices.front().is_cpu() != devices.back().is_cpu()) return {};
+    for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
+      for (const int e : group.experts)
+        for (const DeviceId d : group.owners)
+          owners[e].push_back(static_cast<int>(std::lower_bound(devices.begin(), devices.end(), d) -
+                                               devices.begin()));
+    const std::vector<double> shares = shares_of(in, l);
+    const BalancedOwners best = assign_balanced(shares, layout_of(in, devices), n_redundant);
+    sum.placed += balancedness(owners, shares, static_cast<int>(devices.size()));
+    sum.own += best.own;
+    sum.eplb += best.eplb;
+    sum.n_by_eplb += best.by_eplb;
+    ++sum.n_layers;
+  }
+  for (double* const mean : {&sum.placed, &sum.own, &sum.eplb}) *mean /= sum.n_layers;
+  return sum;
+}
+
+}  // namespace tandem
