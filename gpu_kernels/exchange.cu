@@ -1,4 +1,4 @@
-// One block per row.
+// One block per packed row; one thread per expert of a token.
 #include "device.h"
 #include "gpu_kernels/exchange.h"
 
@@ -20,7 +20,32 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   }
 }
 
+__global__ void __launch_bounds__(kThreads) own_ids_kernel(const __grid_constant__ OwnIdsArgs a) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= int64_t{a.tokens} * a.n_active) return;
+  const int64_t token = i / a.n_active;
+  const int32_t* const ids = a.ids + token * a.ids_stride;
+  const int32_t id = ids[i - token * a.n_active];
+  a.out[i] = id;
+  if (id < 0) return;
+  const int32_t* const owners = a.owners + int64_t{id} * a.max_owners;
+  int n = 0;
+  while (n < a.max_owners && owners[n] >= 0) ++n;
+  if (n < 2) return;
+  const int source = a.tokens_of_source > 0 ? static_cast<int>(token / a.tokens_of_source) : -1;
+  const uint32_t hash = hash_of_choice(ids, a.n_active);
+  if (nearest_replica(owners, n, source, a.hosts, hash, id) != a.rank) a.out[i] = -1;
+}
+
 }  // namespace
+
+void own_ids(const Stream& stream, const OwnIdsArgs& a) {
+  const int64_t n = int64_t{a.tokens} * a.n_active;
+  if (n > 0)
+    launch(own_ids_kernel,
+           {.grid_x = static_cast<int>((n + kThreads - 1) / kThreads), .threads = kThreads}, stream,
+           a);
+}
 
 void pack_rows(const Stream& stream, const PackRowsArgs& a) {
   if (a.rows > 0) launch(pack_kernel, {.grid_x = a.rows, .threads = kThreads}, stream, a);

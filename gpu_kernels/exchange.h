@@ -1,7 +1,8 @@
 // Rows of tokens as GPUs exchange them: a token's row, the ids of its experts and their weights
-// side by side, so that one transfer takes all.
+// side by side, so that one transfer takes all; and which of several replicas computes them.
 #pragma once
 #include "gpu_kernels/kernels.h"
+#include "gpu_kernels/nearest_replica.h"
 
 namespace tandem::gpu {
 
@@ -20,5 +21,21 @@ struct PackRowsArgs {
   int tokens, rows, dim, n_active;
 };
 void pack_rows(const Stream& stream, const PackRowsArgs& args);
+
+// out[t, i] = ids[t, i], or -1 where the replica of another rank computes it (nearest_replica.h).
+// Ids without owners, and negative ones, stay as they are.
+struct OwnIdsArgs {
+  const int32_t* ids;  // [tokens, n_active], rows ids_stride apart
+  int64_t ids_stride;
+  // [experts, max_owners] the ranks that have an expert, ascending, then -1.
+  const int32_t* owners;
+  int max_owners;
+  int32_t* out;  // [tokens, n_active]
+  int tokens, n_active;
+  int rank;              // this one
+  int tokens_of_source;  // consecutive rows are of rank 0, 1, ..; 0: all ranks have all rows
+  RankHosts hosts;
+};
+void own_ids(const Stream& stream, const OwnIdsArgs& args);
 
 }  // namespace tandem::gpu

@@ -89,7 +89,10 @@ struct ExchangeTokens {
 
 // What all ranks know of a case, from its number alone.
 struct ExchangeCase {
-  ExchangeCase(int number, int n_ranks, int64_t dim) : random(number), owners(kLayers, kExperts) {
+  ExchangeCase(int number, int n_ranks, int64_t dim)
+      : random(number),
+        owners(kLayers, kExperts, {.first = number % 5, .n_of_host = 1 + number % 3},
+               number % 4 < 2 ? ReplicaChoice::kNearest : ReplicaChoice::kLeastLoaded) {
     const int without_experts = n_ranks > 1 && number % 3 == 1 ? below(n_ranks) : -1;
     for (int layer = 0; layer < kLayers; ++layer)
       for (int e = 0; e < kExperts; ++e) {
@@ -190,7 +193,7 @@ inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const 
       for (int64_t t = 0; t < batch.x.rows; ++t)
         for (int k = 0; k < kActive; ++k)
           if (const int32_t id = batch.routing.ids.row<int32_t>(t)[k]; id >= 0) {
-            const std::vector<int>& ranks = c.owners.ranks(layer, id);
+            const std::vector<int32_t>& ranks = c.owners.ranks(layer, id);
             ASSERT_TRUE(std::find(ranks.begin(), ranks.end(), group.rank()) != ranks.end());
           }
       std::vector<float> sums(batch.x.rows * dim, 0.f);

@@ -102,12 +102,13 @@ class OnRanks : public OnTheCpu {
 TEST_F(OnRanks, EachRankHasTheExpertsOfItsHost) {
   planned_.config.n_used_mtp_layers = 1;
   const ExecutedParts first = parts_of(0), second = parts_of(1);
-  EXPECT_EQ(first.rank_of_expert, second.rank_of_expert);
-  ASSERT_EQ(first.rank_of_expert.size(), 62u);
-  EXPECT_TRUE(first.rank_of_expert[2].empty());
+  EXPECT_EQ(first.ranks_of_expert, second.ranks_of_expert);
+  ASSERT_EQ(first.ranks_of_expert.size(), 62u);
+  EXPECT_TRUE(first.ranks_of_expert[2].empty());
   for (int l = 3; l < 62; ++l)
     for (int e = 0; e < 256; ++e)
-      EXPECT_EQ(first.rank_of_expert[l][e], l < 10 ? (e < 200 ? 2 : 0) : (e < 10 ? 1 : 0));
+      EXPECT_EQ(first.ranks_of_expert[l][e],
+                std::vector<int>{l < 10 ? (e < 200 ? 2 : 0) : (e < 10 ? 1 : 0)});
   EXPECT_EQ(*first.experts.format(5), weight_format("int8"));
   EXPECT_FALSE(first.experts.format(20)) << "as stored";
   EXPECT_FALSE(second.experts.format(5)) << "none there";
@@ -121,8 +122,29 @@ TEST_F(OnRanks, OtherRanksAndHostsAreRefused) {
   planned_.machine.hosts = 4;
   EXPECT_TRUE(says(error_of([&] { parts_of(0, 4); }), "4 ranks have the backbone"));
   planned_.machine.hosts = 3;
+}
+
+TEST_F(OnRanks, ReplicasOfExpertsAreOnAllTheirOwners) {
+  EXPECT_FALSE(has_replicas(parts_of(0)));
   group()["owners"] = {"host2.cpu", "host1.cpu"};
-  EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "expert 0 has 2 owners"));
+  for (int rank = 0; rank < 3; ++rank) {
+    const ExecutedParts parts = parts_of(rank);
+    EXPECT_TRUE(has_replicas(parts));
+    EXPECT_EQ(parts.ranks_of_expert[5][0], (std::vector{1, 2}));
+    EXPECT_EQ(parts.ranks_of_expert[5][255], std::vector{0});
+    EXPECT_EQ(parts.ranks_of_expert[20][0], std::vector{1});
+  }
+  group()["format"] = "int8";
+  EXPECT_EQ(*parts_of(1).experts.format(5), weight_format("int8")) << "not the first owner";
+  EXPECT_EQ(*parts_of(2).experts.format(5), weight_format("int8"));
+}
+
+TEST_F(OnTheCpu, ReplicasNeedRanks) {
+  planned_.machine.hosts = 2;
+  planned_.machine.network = {10e9, 5e-6};
+  group()["owners"] = {"host0.cpu", "host1.cpu"};
+  EXPECT_TRUE(says(refusal(), "host1.cpu: this program runs experts on host0.cpu only"))
+      << refusal();
 }
 
 TEST_F(OnRanks, StagesHaveTheirLayersAndExperts) {
@@ -141,7 +163,7 @@ TEST_F(OnRanks, StagesHaveTheirLayersAndExperts) {
     ASSERT_EQ(parts.stages.size(), 3u);
     EXPECT_EQ(parts.stages[1].first, 10);
     EXPECT_EQ(parts.stages[1].n, 50);
-    EXPECT_EQ(parts.rank_of_expert[20][7], 0) << "of its stage";
+    EXPECT_EQ(parts.ranks_of_expert[20][7], std::vector{0}) << "of its stage";
   }
   EXPECT_EQ(*parts_of(0).experts.format(5), weight_format("int8"));
   EXPECT_EQ(*parts_of(1).experts.format(20), weight_format("int4"));
@@ -164,7 +186,7 @@ TEST_F(OnRanks, ReplicasOfTheBackboneHaveRanksOfTheirOwn) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(parts_of(rank).grid.n_replicas, 3);
     EXPECT_EQ(parts_of(rank).grid.tp, 1);
-    EXPECT_EQ(parts_of(rank).rank_of_expert[5][0], 2);
+    EXPECT_EQ(parts_of(rank).ranks_of_expert[5][0], std::vector{2});
   }
 }
 
@@ -221,9 +243,9 @@ TEST(PlacedRanks, HaveTheirGpuAndAPartOfTheirCpu) {
   p.layers = {{1, 2, {group(0, {0, -1}), group(4, {1, -1}), group(8, {0, 1}), group(12, {1, 0})}}};
   const ExecutedParts parts = executed_parts(c, m, p, {1, 4, 2});
   const std::vector<int> want = {0, 1, 0, 1, 2, 3, 2, 3, 1, 1, 1, 1, 2, 2, 2, 2};
-  EXPECT_EQ(parts.rank_of_expert[1], want);
-  EXPECT_EQ(parts.rank_of_expert[2], want);
-  EXPECT_TRUE(parts.rank_of_expert[0].empty());
+  for (int e = 0; e < 16; ++e) EXPECT_EQ(parts.ranks_of_expert[1][e], std::vector{want[e]}) << e;
+  EXPECT_EQ(parts.ranks_of_expert[2], parts.ranks_of_expert[1]);
+  EXPECT_TRUE(parts.ranks_of_expert[0].empty());
   ASSERT_TRUE(parts.gpu);
   for (int e = 0; e < 16; ++e) {
     EXPECT_EQ(parts.gpu->experts[1][e], e >= 8 && e < 12) << e;

@@ -2,6 +2,7 @@
 // answers, and what each rank reads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <map>
@@ -55,7 +56,8 @@ Placement sliced_placement(const ModelConfig& c, int n_ranks, int tp = 0) {
   return p;
 }
 
-// Experts on the GPUs of a host and on its CPU, in which some layers have none on one of them.
+// Experts on the GPUs of a host and on its CPU, in which some layers have none on one of them. In
+// some layers several GPUs have the same experts.
 Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19937& rng,
                                     bool with_cpu, int tp = 0) {
   Placement p = backbone_on_gpus(c, n_ranks, tp);
@@ -68,8 +70,17 @@ Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19
       groups[device].owners = {device < n_ranks ? DeviceId{0, device} : kCpu};
     const unsigned n_devices = n_ranks + (with_cpu && rng() % 4 > 0);
     const unsigned first = rng() % 3 == 0;  // then the first GPU has none
-    for (int e = 0; e < c.router.n_experts; ++e)
-      groups[first + rng() % (n_devices - first)].experts.push_back(e);
+    const bool replicated = rng() % 2;
+    for (int e = 0; e < c.router.n_experts; ++e) {
+      const unsigned owner = first + rng() % (n_devices - first);
+      const unsigned other = first + rng() % (n_ranks - first);
+      if (replicated && rng() % 3 == 0 && owner < static_cast<unsigned>(n_ranks) && other != owner)
+        groups.push_back({{e},
+                          stored_expert_format(c),
+                          {{0, static_cast<int>(owner)}, {0, static_cast<int>(other)}}});
+      else
+        groups[owner].experts.push_back(e);
+    }
     std::erase_if(groups, [](const ExpertGroup& group) { return group.experts.empty(); });
     p.layers.push_back({l, l, groups});
   }
@@ -168,6 +179,9 @@ Placement as_pipeline(Placement p, const ModelConfig& c) {
       for (ExpertGroup& group : layer.groups) {
         for (DeviceId& owner : group.owners)
           if (!owner.is_cpu()) owner.gpu = owner.gpu % half + (l < middle ? 0 : half);
+        std::sort(group.owners.begin(), group.owners.end());
+        group.owners.erase(std::unique(group.owners.begin(), group.owners.end()),
+                           group.owners.end());
         if (group.sliced) group.owners = l < middle ? first.devices : second.devices;
       }
     }
@@ -247,10 +261,11 @@ Placement scaled_down(const Placement& planned, const ModelConfig& c, int most_r
   int dp = planned.stages[0].dp(), tp = planned.stages[0].tp;
   while (n_stages * dp * tp > most_ranks) (tp > 2 || dp == 1 ? tp : dp) /= 2;
   const int n_of_stage = dp * tp;
-  bool on_cpu = false, on_gpu = false, sliced = false;
+  bool on_cpu = false, on_gpu = false, sliced = false, replicated = false;
   for (const LayerExperts& layer : planned.layers)
     for (const ExpertGroup& group : layer.groups) {
       sliced = sliced || group.sliced;
+      replicated = replicated || (!group.sliced && group.owners.size() > 1);
       for (const DeviceId owner : group.owners) (owner.is_cpu() ? on_cpu : on_gpu) = true;
     }
   Placement p = backbone_on_gpu(c, kContext);
@@ -274,6 +289,8 @@ Placement scaled_down(const Placement& planned, const ModelConfig& c, int most_r
         groups.push_back({{e},
                           stored_expert_format(c),
                           {here ? stage.devices[e % stage.devices.size()] : kCpu}});
+        if (here && replicated && e % 4 == 0 && stage.devices.size() > 1)
+          groups.back().owners.push_back(stage.devices[(e + 1) % stage.devices.size()]);
       }
       p.layers.push_back({l, l, groups});
     }

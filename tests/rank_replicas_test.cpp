@@ -15,8 +15,10 @@
 #include "io/weight_store.h"
 #include "loader/loaded_model.h"
 #include "model/checkpoint.h"
+#include "model/cost.h"
 #include "tests/check_close.h"
 #include "tests/golden_file.h"
+#include "tests/hybrid_placements.h"
 #include "tests/repository.h"
 #include "tests/whole_models.h"
 #include "text/chat_format.h"
@@ -110,6 +112,73 @@ TEST_P(RankReplicas, HaveTheGoldenLogits) {
         EXPECT_GT(of_replica.n_prompt_tokens, 0) << "each replica has computed something";
     });
   }
+}
+
+// A host for each rank of the grid, with experts of which some are on several ranks of a stage.
+Placement with_replicated_experts(const ModelConfig& c, const Grid& grid, std::mt19937& random) {
+  Placement p;
+  p.backbone = stored_format(c);
+  p.embedding_on_cpu = p.head_on_cpu = true;
+  p.kv_tokens = 256;
+  const int n_of_stage = grid.dp * grid.tp;
+  for (int i = 0; i < grid.pp; ++i) {
+    Stage& stage = p.stages.emplace_back(
+        Stage{c.n_layers * i / grid.pp, c.n_layers * (i + 1) / grid.pp - 1, {}, grid.tp});
+    for (int k = 0; k < n_of_stage; ++k) stage.devices.push_back({i * n_of_stage + k, -1});
+    for (int l = stage.first; l <= stage.last; ++l) {
+      if (!c.is_moe(l)) continue;
+      LayerExperts layer = {l, l, {}};
+      for (int e = 0; e < c.router.n_experts; ++e) {
+        std::vector<DeviceId> owners = stage.devices;
+        std::shuffle(owners.begin(), owners.end(), random);
+        owners.resize(random() % 3 == 0 ? 1 + random() % owners.size() : 1);
+        layer.groups.push_back({{e}, stored_expert_format(c), owners});
+      }
+      p.layers.push_back(layer);
+    }
+  }
+  return p;
+}
+
+TEST_P(RankReplicas, OfExpertsHaveTheGoldenLogits) {
+  const std::string directory = kGolden + GetParam();
+  const GoldenFile golden(directory + "/golden.safetensors");
+  const std::string suffix = golden.has("tokens_17") ? "_17" : "_5";
+  const bool ties = GetParam() == "t1";
+  const ModelConfig config = ModelConfig::from_directory(directory);
+  std::mt19937 random(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
+  for (const Grid& grid : {Grid{1, 3, kAuto}, Grid{1, 2, kGather}, Grid{3, 1, kAllToAll},
+                           Grid{2, 2, kLowLatency}, Grid{2, 2, kGather, 2}})
+    for (const auto choice : {ReplicaChoice::kNearest, ReplicaChoice::kLeastLoaded}) {
+      SCOPED_TRACE(fmt::format("{}, {}", grid.name(), name_of(choice)));
+      const PlacementFile file(with_replicated_experts(config, grid, random));
+      const ModelOptions options = {
+          .directory = directory,
+          .isa = ties ? std::optional(cpu::Isa::kReference) : std::nullopt,
+          .max_logits = 64,
+          .placement = file.path(),
+          .replica_choice = choice};
+      on_grid(grid, options, [&](LoadedModel& loaded) {
+        Engine engine = engine_of(loaded, 64);
+        const std::vector<float> want = golden.floats("logits" + suffix);
+        std::vector<std::vector<float>> got(grid.dp + 1);
+        for (std::vector<float>& rows : got) {
+          EngineRequest request;
+          request.request.prompt = golden.ints("tokens" + suffix);
+          request.first_scored = static_cast<int>(std::ssize(request.request.prompt) -
+                                                  std::ssize(want) / loaded.config().vocab);
+          request.on_event = [](const TokenEvent&) { return true; };
+          request.on_logits = [&rows](int, std::span<const float> row) {
+            rows.insert(rows.end(), row.begin(), row.end());
+          };
+          engine.submit(std::move(request));
+        }
+        while (engine.step()) {
+        }
+        for (const std::vector<float>& rows : got)
+          expect_close(rows, want, (ties ? 2e-4 : 3e-2) * largest(want));
+      });
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, RankReplicas, testing::ValuesIn(golden_families(kGolden)),

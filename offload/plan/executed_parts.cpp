@@ -16,9 +16,10 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
 bool is_sliced(const Placement& p);
-std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p);
+bool has(const ExpertGroup& group, DeviceId device);
+RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
-                   const std::vector<std::vector<int>>& rank_of_expert);
+                   const RanksOfExperts& ranks_of_expert);
 // The devices of all stages, one after the other: those of ranks 0, 1, ..
 std::vector<DeviceId> devices_of(const Placement& p) {
   std::vector<DeviceId> all;
@@ -53,9 +54,9 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
   parts.grid = {p.stages[0].dp(), p.stages[0].tp, static_cast<int>(p.stages.size())};
   for (const Stage& s : p.stages) parts.stages.push_back({s.first, s.last + 1 - s.first});
-  if (rank.n_ranks > 1 && !is_sliced(p)) parts.rank_of_expert = ranks_of_experts(config, p);
+  if (rank.n_ranks > 1 && !is_sliced(p)) parts.ranks_of_expert = ranks_of_experts(config, p);
   if (backbone_of(p, rank).is_cpu()) return parts;
-  parts.gpu = gpu_parts(config, p, rank, parts.rank_of_expert);
+  parts.gpu = gpu_parts(config, p, rank, parts.ranks_of_expert);
   parts.experts.keep_elsewhere(beside_cpu(*parts.gpu));
   return parts;
 }
@@ -72,6 +73,13 @@ int n_ranks_of(const Placement& p) {
         (on_cpus ? DeviceId{rank, -1} : DeviceId{rank / n_of_host, rank % n_of_host}))
       return 1;
   return n;
+}
+
+bool has_replicas(const ExecutedParts& parts) {
+  return std::any_of(
+      parts.ranks_of_expert.begin(), parts.ranks_of_expert.end(), [](const auto& layer) {
+        return std::any_of(layer.begin(), layer.end(), [](const auto& r) { return r.size() > 1; });
+      });
 }
 
 bool all_on_gpu(const GpuParts& parts) {
@@ -197,9 +205,15 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
                 "layers, among the GPUs that divide the backbone, or none",
                 l.first, group.experts.front());
       else
-        require(group.owners.size() == 1,
-                "placement: layer {}: expert {} has {} owners: this program runs it on one device",
+        require(group.owners.size() == 1 || n > 1,
+                "placement: layer {}: expert {} has {} owners: one rank runs it on one device",
                 l.first, group.experts.front(), group.owners.size());
+      require(
+          std::none_of(group.owners.begin(), group.owners.end(),
+                       [&](DeviceId d) { return d.is_cpu() != group.owners[0].is_cpu(); }),
+          "placement: layer {}: expert {} is on CPUs and on GPUs: this program keeps replicas on "
+          "devices of one kind",
+          l.first, group.experts.front());
       require(group.sliced == is_sliced(p),
               "placement: layer {}: expert {} is {} and others are not: this program slices all "
               "experts or none",
@@ -220,37 +234,46 @@ bool is_sliced(const Placement& p) {
   return !p.layers.empty() && !p.layers[0].groups.empty() && p.layers[0].groups[0].sliced;
 }
 
-// [n_all_layers][n_experts] of(owner, layer) for each expert, empty for a dense layer. Layers for
+bool has(const ExpertGroup& group, DeviceId device) {
+  return std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end();
+}
+
+// [n_all_layers][n_experts] of(group, layer) for each expert, empty for a dense layer. Layers for
 // multi-token prediction, which a placement does not list, are like the last layer.
 template <class Of>
 auto by_expert(const ModelConfig& config, const Placement& p, Of of) {
-  std::vector<std::vector<decltype(of(kCpu, 0))>> all(config.n_all_layers());
+  std::vector<std::vector<decltype(of(ExpertGroup(), 0))>> all(config.n_all_layers());
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
     all[l].resize(config.router.n_experts);
     for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
-      for (const int e : group.experts) all[l][e] = of(group.owners[0], l);
+      for (const int e : group.experts) all[l][e] = of(group, l);
   }
   for (int l = config.n_layers; l < config.n_all_layers(); ++l) all[l] = all[config.n_layers - 1];
   return all;
 }
 
-// The rank within the layer's stage that has each expert. The ranks of a host deal the experts of
+// The ranks within the layer's stage that have each expert. The ranks of a host deal the experts of
 // its CPUs among themselves.
-std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p) {
+RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p) {
   std::vector<int> n_dealt(config.n_layers);
-  return by_expert(config, p, [&](DeviceId owner, int layer) {
+  return by_expert(config, p, [&](const ExpertGroup& group, int layer) {
     const std::vector<DeviceId>& devices = stage_of_layer(p, layer).devices;
-    std::vector<int> candidates;
-    for (int i = 0; i < std::ssize(devices); ++i)
-      if (devices[i] == owner || (owner.is_cpu() && devices[i].host == owner.host))
-        candidates.push_back(i);
-    require(
-        !candidates.empty(),
-        "placement: layer {}: an expert is on {}, where the layer's stage of the backbone has no "
-        "device: this program runs experts beside the backbone of their layer",
-        layer, device_name(owner));
-    return candidates[n_dealt[layer]++ % std::ssize(candidates)];
+    std::vector<int> ranks;
+    for (const DeviceId owner : group.owners) {
+      std::vector<int> candidates;
+      for (int i = 0; i < std::ssize(devices); ++i)
+        if (devices[i] == owner || (owner.is_cpu() && devices[i].host == owner.host))
+          candidates.push_back(i);
+      require(
+          !candidates.empty(),
+          "placement: layer {}: an expert is on {}, where the layer's stage of the backbone has no "
+          "device: this program runs experts beside the backbone of their layer",
+          layer, device_name(owner));
+      ranks.push_back(candidates[n_dealt[layer]++ % std::ssize(candidates)]);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
   });
 }
 
@@ -259,7 +282,7 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
                                                 DeviceId cpu) {
   const ExpertGroup* first = nullptr;
   for (const ExpertGroup& group : experts.groups) {
-    if (group.owners[0] != cpu) continue;
+    if (!has(group, cpu)) continue;
     if (!first) first = &group;
     require(group.format == first->format,
             "placement: layer {}: expert {} is {} and expert {} is {}: this program keeps all "
@@ -271,18 +294,22 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
 }
 
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
-                   const std::vector<std::vector<int>>& rank_of_expert) {
+                   const RanksOfExperts& ranks_of_expert) {
   const DeviceId gpu = backbone_of(p, rank);
   const int n_of_stage = static_cast<int>(p.stages[0].devices.size());
   const Stage& stage = p.stages[rank.rank / n_of_stage];
   const int in_stage = rank.rank % n_of_stage;
   const auto is_here = [&](int layer) { return layer >= stage.first && layer <= stage.last; };
   std::vector<std::vector<bool>> on_other_ranks;
-  if (!rank_of_expert.empty() || p.stages.size() > 1)
-    on_other_ranks = by_expert(config, p, [&](DeviceId, int layer) { return !is_here(layer); });
-  for (size_t l = 0; l < rank_of_expert.size(); ++l)
-    for (size_t e = 0; e < rank_of_expert[l].size(); ++e)
-      if (rank_of_expert[l][e] != in_stage) on_other_ranks[l][e] = true;
+  if (!ranks_of_expert.empty() || p.stages.size() > 1)
+    on_other_ranks =
+        by_expert(config, p, [&](const ExpertGroup&, int layer) { return !is_here(layer); });
+  for (size_t l = 0; l < ranks_of_expert.size(); ++l)
+    for (size_t e = 0; e < ranks_of_expert[l].size(); ++e) {
+      const std::vector<int>& ranks = ranks_of_expert[l][e];
+      if (std::find(ranks.begin(), ranks.end(), in_stage) == ranks.end())
+        on_other_ranks[l][e] = true;
+    }
   std::optional<Slice> expert_columns;
   if (is_sliced(p)) {
     const int64_t n = config.expert_dim / n_of_stage;
@@ -292,8 +319,8 @@ GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank ran
           .stream_from_tokens = p.stream_from_tokens,
           .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
           .experts = by_expert(config, p,
-                               [&](DeviceId owner, int layer) {
-                                 return is_here(layer) && (expert_columns || owner == gpu);
+                               [&](const ExpertGroup& group, int layer) {
+                                 return is_here(layer) && (expert_columns || has(group, gpu));
                                }),
           .on_other_ranks = std::move(on_other_ranks),
           .expert_columns = expert_columns};

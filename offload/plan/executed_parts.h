@@ -28,15 +28,17 @@ struct GpuParts {
 
 constexpr int kMeasuredCrossover = -1;
 
+// [n_all_layers][n_experts], empty for a dense layer: the ranks of its stage that have each expert,
+// ascending.
+using RanksOfExperts = std::vector<std::vector<std::vector<int>>>;
+
 struct ExecutedParts {
   ExpertsLayout experts;  // in host memory
   int64_t kv_tokens;
   DType kv_type;
-  int chunk_tokens;             // tokens of a prompt per step
-  std::optional<GpuParts> gpu;  // empty: the CPUs compute everything
-  // [n_all_layers][n_experts], empty for a dense layer: the rank of its stage that has each expert.
-  // Empty: one rank has all.
-  std::vector<std::vector<int>> rank_of_expert = {};
+  int chunk_tokens;                     // tokens of a prompt per step
+  std::optional<GpuParts> gpu;          // empty: the CPUs compute everything
+  RanksOfExperts ranks_of_expert = {};  // empty: one rank has all, or has slices of all
   BackboneGrid grid = {};
   std::vector<StageLayers> stages = {};  // [stages]; empty: there is one
 };
@@ -61,6 +63,9 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
 // CPUs of hosts 0, 1, .., or GPUs 0, 1, .. of each of them. 1: it is divided in another way, or not
 // at all.
 int n_ranks_of(const Placement& placement);
+
+// True if several ranks have the same expert.
+bool has_replicas(const ExecutedParts& parts);
 
 // True if no routed expert is left to the CPU.
 bool all_on_gpu(const GpuParts& parts);

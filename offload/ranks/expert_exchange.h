@@ -6,49 +6,11 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "offload/ranks/expert_owners.h"
 #include "offload/ranks/row_format.h"
 #include "ops/expert_pool.h"
 
 namespace tandem {
-
-// Which ranks have each expert of each layer; the same on every rank.
-class ExpertOwners {
- public:
-  ExpertOwners(int n_layers, int n_experts)
-      : n_experts_(n_experts), ranks_(static_cast<size_t>(n_layers) * n_experts) {}
-  // `rank` has the expert too. All ranks add replicas in the same order.
-  void add(int layer, int expert, int rank) { ranks_[index(layer, expert)].push_back(rank); }
-  // Several ranks have replicas. An expert without ranks is left out of all sums.
-  const std::vector<int>& ranks(int layer, int expert) const {
-    return ranks_[index(layer, expert)];
-  }
-  // The rank that computes `expert` for a row, -1: none, as for a negative id. Rows use replicas in
-  // turn.
-  int owner(int layer, int expert, int64_t row) const {
-    if (expert < 0) return -1;
-    const std::vector<int>& all = ranks(layer, expert);
-    return all.empty() ? -1 : all[row % std::ssize(all)];
-  }
-  // The ids [rows, n_active] of a layer with those that `rank` does not compute as -1, in `out`.
-  TensorView ids_of(int rank, int layer, const TensorView& ids, std::vector<int32_t>& out) const {
-    out.resize(ids.rows * ids.cols);
-    for (int64_t t = 0; t < ids.rows; ++t)
-      for (int64_t k = 0; k < ids.cols; ++k) {
-        const int32_t id = ids.row<int32_t>(t)[k];
-        out[t * ids.cols + k] = owner(layer, id, t) == rank ? id : -1;
-      }
-    return {out.data(), ids.rows, ids.cols, ids.cols, DType::kI32};
-  }
-
- private:
-  size_t index(int layer, int expert) const {
-    check(expert >= 0 && expert < n_experts_, "number of an expert");
-    return static_cast<size_t>(layer) * n_experts_ + expert;
-  }
-
-  int n_experts_;
-  std::vector<std::vector<int>> ranks_;  // [layers * n_experts]
-};
 
 // How rows travel. In every mode a token's experts are added up in float, in an order that depends
 // on the routing alone.

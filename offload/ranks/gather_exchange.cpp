@@ -18,6 +18,7 @@ class GatherExchange final : public ExpertExchange {
  public:
   explicit GatherExchange(const ExchangeParts& parts)
       : p_(parts),
+        chooser_(parts.owners),
         there_(parts.kernels, parts.shape.there, parts.shape.dim),
         n_tokens_(parts.group.size()),
         sizes_(parts.group.size()),
@@ -25,6 +26,7 @@ class GatherExchange final : public ExpertExchange {
         x_(max_rows() * p_.shape.dim * 4),
         all_ids_(max_rows() * p_.shape.n_active),
         ids_(all_ids_.size()),
+        ranks_(p_.shape.n_active),
         weights_(all_ids_.size()) {}
 
   int64_t max_rows() const override { return int64_t{p_.shape.max_tokens} * p_.group.size(); }
@@ -47,12 +49,16 @@ class GatherExchange final : public ExpertExchange {
     return sizes_;
   }
 
+  TensorView own_ids(int layer, const TensorView& all);
+
   const ExchangeParts p_;
+  ReplicaChooser chooser_;
   const RowCodec there_;
   std::vector<int64_t> n_tokens_, sizes_;  // [ranks]
   Buffer parcels_;                         // [max_rows()]
   Buffer x_;                               // [max_rows(), dim]
   std::vector<int32_t> all_ids_, ids_;     // [max_rows(), n_active]
+  std::vector<int32_t> ranks_;             // [n_active] of a row
   std::vector<float> weights_;             // [max_rows(), n_active]
 };
 
@@ -80,10 +86,24 @@ ExpertBatch GatherExchange::dispatch(const ExpertBatch& mine) {
   }
   ExpertBatch batch = mine;
   batch.x = {x, n, dim, dim};
-  batch.routing.ids = p_.owners.ids_of(rank, mine.layer,
-                                       {all_ids_.data(), n, n_active, n_active, DType::kI32}, ids_);
+  batch.routing.ids = own_ids(mine.layer, {all_ids_.data(), n, n_active, n_active, DType::kI32});
   batch.routing.weights = {weights_.data(), n, n_active, n_active};
   return batch;
+}
+
+// The ids of all rows; -1 for those that other ranks compute.
+TensorView GatherExchange::own_ids(int layer, const TensorView& all) {
+  const int n_active = p_.shape.n_active;
+  chooser_.begin(layer, all);
+  int64_t t = 0;
+  for (int source = 0; source < p_.group.size(); ++source)
+    for (int64_t i = 0; i < n_tokens_[source]; ++i, ++t) {
+      const int32_t* const ids = all.row<int32_t>(t);
+      chooser_.choose(ids, n_active, source, ranks_.data());
+      for (int k = 0; k < n_active; ++k)
+        ids_[t * n_active + k] = ranks_[k] == p_.group.rank() ? ids[k] : -1;
+    }
+  return {ids_.data(), all.rows, n_active, n_active, DType::kI32};
 }
 
 void GatherExchange::combine(TensorView sums, TensorView y) {

@@ -12,13 +12,14 @@ ExpertOwners even_owners(const ModelConfig& config, int n_ranks) {
   return owners;
 }
 
-ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
-                       const ModelConfig& config, int n_ranks) {
-  if (rank_of_expert.empty()) return even_owners(config, n_ranks);
-  ExpertOwners owners(config.n_all_layers(), config.router.n_experts);
-  for (int layer = 0; layer < std::ssize(rank_of_expert); ++layer)
-    for (int e = 0; e < std::ssize(rank_of_expert[layer]); ++e)
-      owners.add(layer, e, rank_of_expert[layer][e]);
+ExpertOwners owners_of(const std::vector<std::vector<std::vector<int>>>& ranks_of_expert,
+                       const ModelConfig& config, int n_ranks, RankHosts hosts,
+                       ReplicaChoice choice) {
+  if (ranks_of_expert.empty()) return even_owners(config, n_ranks);
+  ExpertOwners owners(config.n_all_layers(), config.router.n_experts, hosts, choice);
+  for (int layer = 0; layer < std::ssize(ranks_of_expert); ++layer)
+    for (int e = 0; e < std::ssize(ranks_of_expert[layer]); ++e)
+      for (const int rank : ranks_of_expert[layer][e]) owners.add(layer, e, rank);
   return owners;
 }
 
@@ -28,7 +29,7 @@ Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, in
   elsewhere.experts.resize(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
     for (int e = 0; config.is_moe(layer) && e < config.router.n_experts; ++e) {
-      const std::vector<int>& ranks = owners.ranks(layer, e);
+      const std::vector<int32_t>& ranks = owners.ranks(layer, e);
       const bool here = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
       elsewhere.experts[layer].push_back(!here || !has_layer(share.layers, layer));
     }
@@ -36,9 +37,19 @@ Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, in
 }
 
 Ticket RankExperts::start(const ExpertBatch& batch) {
-  ExpertBatch own = batch;
+  const TensorView& all = batch.routing.ids;
+  const auto n_active = static_cast<int>(all.cols);
   std::vector<int32_t>& ids = ids_[ticket_of(batch.first_row)];
-  own.routing.ids = owners_.ids_of(rank_, batch.layer, batch.routing.ids, ids);
+  ids.resize(all.rows * n_active);
+  ranks_.resize(n_active);
+  chooser_.begin(batch.layer, all);
+  for (int64_t t = 0; t < all.rows; ++t) {
+    chooser_.choose(all.row<int32_t>(t), n_active, -1, ranks_.data());
+    for (int k = 0; k < n_active; ++k)
+      ids[t * n_active + k] = ranks_[k] == rank_ ? all.row<int32_t>(t)[k] : -1;
+  }
+  ExpertBatch own = batch;
+  own.routing.ids = {ids.data(), all.rows, n_active, n_active, DType::kI32};
   return mine_.submit(own);
 }
 

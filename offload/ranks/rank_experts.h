@@ -14,10 +14,11 @@ namespace tandem {
 // busiest of two ranks has 5.1, and 5.4 if each had half of the groups; of four 3.5 and 3.9.
 ExpertOwners even_owners(const ModelConfig& config, int n_ranks);
 
-// The owners that a placement names: rank_of_expert[layer][expert], empty for a dense layer.
+// The owners that a placement names: ranks_of_expert[layer][expert], empty for a dense layer.
 // even_owners() if it is empty.
-ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
-                       const ModelConfig& config, int n_ranks);
+ExpertOwners owners_of(const std::vector<std::vector<std::vector<int>>>& ranks_of_expert,
+                       const ModelConfig& config, int n_ranks, RankHosts hosts = {},
+                       ReplicaChoice choice = ReplicaChoice::kNearest);
 
 // What a rank, number `rank` of its stage, does not have: the experts of other ranks, and what of
 // the backbone is not in its share.
@@ -30,7 +31,7 @@ class RankExperts final : public ExpertPool {
  public:
   // `mine` has at least this rank's experts. References outlive the object.
   RankExperts(const ExpertOwners& owners, int rank, ExpertPool& mine)
-      : owners_(owners), rank_(rank), mine_(mine) {}
+      : chooser_(owners), rank_(rank), mine_(mine) {}
 
   bool waits(Ticket ticket) override { return mine_.waits(ticket); }
   void add_to(Ticket ticket, TensorView y) override { mine_.add_to(ticket, y); }
@@ -38,10 +39,11 @@ class RankExperts final : public ExpertPool {
  private:
   Ticket start(const ExpertBatch& batch) override;
 
-  const ExpertOwners& owners_;
+  ReplicaChooser chooser_;
   const int rank_;
   ExpertPool& mine_;
   std::vector<int32_t> ids_[kMaxTickets];  // of the batches on their way
+  std::vector<int32_t> ranks_;             // [n_active] of a row
 };
 
 }  // namespace tandem

@@ -41,6 +41,7 @@ class RowExchange final : public ExpertExchange {
   void send_answers(const TensorView& sums);
 
   const ExchangeParts p_;
+  ReplicaChooser chooser_;
   const RowCodec there_, back_;
   std::unique_ptr<Courier> parcels_, answers_;
 
@@ -49,6 +50,7 @@ class RowExchange final : public ExpertExchange {
   std::vector<int64_t> n_choices_;              // [max_tokens]
   std::vector<int64_t> n_parcels_, n_answers_;  // [ranks] that are sent there, that come back
   std::vector<int64_t> n_sent_;                 // [ranks] parcels so far
+  std::vector<int32_t> ranks_;                  // [n_active] of a token
   std::vector<std::byte> parcel_, encoded_;     // one parcel, one answer
   std::vector<float> answer_, sum_;             // [dim]
 
@@ -66,6 +68,7 @@ ItemSizes item_sizes(const ExchangeParts& parts, int64_t bytes, int64_t per_toke
 
 RowExchange::RowExchange(ExchangeMode mode, const ExchangeParts& parts)
     : p_(parts),
+      chooser_(parts.owners),
       there_(parts.kernels, parts.shape.there, parts.shape.dim),
       back_(parts.kernels, parts.shape.back, parts.shape.dim),
       choices_(int64_t{parts.shape.max_tokens} * parts.shape.n_active),
@@ -73,6 +76,7 @@ RowExchange::RowExchange(ExchangeMode mode, const ExchangeParts& parts)
       n_parcels_(parts.group.size()),
       n_answers_(parts.group.size()),
       n_sent_(parts.group.size()),
+      ranks_(parts.shape.n_active),
       parcel_(parcel_bytes()),
       encoded_(back_.bytes()),
       answer_(parts.shape.dim),
@@ -97,14 +101,14 @@ void RowExchange::choose(const ExpertBatch& mine) {
   check(mine.x.rows <= p_.shape.max_tokens, "tokens of a rank");
   std::fill(n_parcels_.begin(), n_parcels_.end(), 0);
   std::fill(n_answers_.begin(), n_answers_.end(), 0);
+  chooser_.begin(mine.layer, mine.routing.ids);
   for (int64_t t = 0; t < mine.x.rows; ++t) {
     Choice* const first = &choices_[t * p_.shape.n_active];
     Choice* end = first;
-    for (int k = 0; k < p_.shape.n_active; ++k) {
-      const int32_t id = mine.routing.ids.row<int32_t>(t)[k];
-      const int rank = p_.owners.owner(mine.layer, id, t);
-      if (rank >= 0) *end++ = {rank, id, mine.routing.weights.row<float>(t)[k], 0};
-    }
+    const int32_t* const ids = mine.routing.ids.row<int32_t>(t);
+    chooser_.choose(ids, p_.shape.n_active, p_.group.rank(), ranks_.data());
+    for (int k = 0; k < p_.shape.n_active; ++k)
+      if (ranks_[k] >= 0) *end++ = {ranks_[k], ids[k], mine.routing.weights.row<float>(t)[k], 0};
     std::sort(first, end, [](const Choice& a, const Choice& b) {
       return a.rank != b.rank ? a.rank < b.rank : a.id < b.id;
     });

@@ -135,6 +135,11 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
   add_choice(command, "--ep-dispatch", model.dispatch, choices,
              "how rows come to the ranks that have their experts; auto: the sums of all ranks are "
              "added, or with --dp what is measured to be faster");
+  add_choice(command, "--replica-choice", model.replica_choice,
+             {{name_of(ReplicaChoice::kNearest), ReplicaChoice::kNearest},
+              {name_of(ReplicaChoice::kLeastLoaded), ReplicaChoice::kLeastLoaded}},
+             "which rank computes a token's expert that several have: the nearest one, which "
+             "depends on the token alone, or the one with the least work in the step");
   for (const char* const name : {"--nnodes", "--node-rank"})
     command
         .add_option_function<int>(name,

@@ -45,7 +45,7 @@ BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
 Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
   if (subject.rank.n_ranks == 1) return {};
   const BackboneGrid grid = parts.grid;
-  return elsewhere_of(owners_of(parts.rank_of_expert, subject.config, grid.n_of_stage()),
+  return elsewhere_of(owners_of(parts.ranks_of_expert, subject.config, grid.n_of_stage()),
                       subject.config, grid.in_stage(subject.rank.rank), share_of(subject, parts));
 }
 
@@ -210,6 +210,9 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           name_of(options.dispatch), has_replicas ? "several replicas" : "one replica",
           name_of(here));
   require_routing_of_one_replica(options, decision);
+  require(options.replica_choice == ReplicaChoice::kNearest,
+          "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
+          name_of(options.replica_choice));
   const bool whole = all_on_gpu(share.parts);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   ExecutedParts& parts = decision.parts;
@@ -310,7 +313,8 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .cache_type = decision.parts.kv_type,
           .fp8_activations = options.fp8_activations,
           .share = decision.share,
-          .grid = decision.parts.grid};
+          .grid = decision.parts.grid,
+          .replicated_experts = has_replicas(decision.parts)};
 }
 
 }  // namespace tandem

@@ -13,6 +13,7 @@
 #include "offload/cpu_experts.h"
 #include "offload/plan/fit.h"
 #include "offload/plan/workload.h"
+#include "offload/ranks/expert_owners.h"
 #include "offload/timeline.h"
 
 namespace tandem {
@@ -26,6 +27,7 @@ struct GpuModelOptions {
   std::optional<BackboneShare> share = {};  // of this rank; nothing: the whole backbone
   BackboneGrid grid = {};                   // of all ranks
   int n_threads = 1;                        // loading threads
+  bool replicated_experts = false;          // several ranks have the same expert
   bool records = true;                      // decode steps are recorded as graphs
   LoadProgress progress = {};
   // Tokens for which experts are computed at a time: replicas bring theirs together.
@@ -48,8 +50,8 @@ class GpuModel {
   // Both must outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
   // The GPUs of the group's ranks compute together, each a rank's share of a replica. All ranks
-  // call it, last. Throws Error where the GPUs cannot be connected.
-  virtual void join(Group& ranks) = 0;
+  // call it, last. The owners outlive the object. Throws Error where the GPUs cannot be connected.
+  virtual void join(Group& ranks, const ExpertOwners& owners) = 0;
   // Whether the GPU has work of several ranks, and how far it is. For any thread.
   virtual WorkProgress progress() const = 0;
   // Starts counting in experts() which experts are chosen. Call it after add_cpu_experts().

@@ -272,7 +272,10 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     gpu_->add_cpu_experts(*experts_, timeline_.get());
   }
   if (options.record_routing) gpu_->record_routing();
-  if (options.ranks.group) join_ranks(*options.ranks.group);
+  if (options.ranks.group) {
+    set_owners(options, decision);
+    join_ranks(*options.ranks.group);
+  }
   model_ = std::make_unique<StepRunner>(
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
       decision.limits, options.attention, parts.grid,
@@ -285,7 +288,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
 }
 
 void LoadedModel::join_ranks(Group& group) {
-  gpu_->join(group);
+  gpu_->join(group, *owners_);
   rank_watch_ = std::make_unique<ProgressWatch>([this] { return gpu_->progress(); }, kGpuPatience,
                                                 [&group] { end_ranks(group); });
 }
@@ -341,14 +344,22 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   groups_ = GridGroups(group, grid);
   if (grid.tp > 1) ops_->use(groups_.replica());
   ops_->use_stages(groups_.before(), groups_.after());
-  owners_ = std::make_unique<ExpertOwners>(
-      owners_of(decision.parts.rank_of_expert, config_, grid.n_of_stage()));
+  set_owners(options, decision);
   if (exchanges_rows(options, grid)) {
     exchanged_experts_ = exchanged_experts(options, decision);
     return *exchanged_experts_;
   }
   rank_experts_ = std::make_unique<RankExperts>(*owners_, grid.in_stage(group.rank()), *experts_);
   return *rank_experts_;
+}
+
+void LoadedModel::set_owners(const ModelOptions& options, const Decision& decision) {
+  const BackboneGrid grid = decision.parts.grid;
+  const int n_of_stage = grid.n_of_stage(), rank = options.ranks.group->rank();
+  owners_ = std::make_unique<ExpertOwners>(
+      owners_of(decision.parts.ranks_of_expert, config_, n_of_stage,
+                {.first = grid.stage_of(rank) * n_of_stage, .n_of_host = options.ranks.n_of_host},
+                options.replica_choice));
 }
 
 // Rows travel as BF16 where the experts of all ranks round them to that anyway.

@@ -70,6 +70,7 @@ class LoadedModel {
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
+  void set_owners(const ModelOptions& options, const Decision& decision);
   ExpertPool& start_ranks(const ModelOptions& options, const Decision& decision);
   std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,
                                                       const Decision& decision);
@@ -94,7 +95,7 @@ class LoadedModel {
   std::string dense_products_;
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
-  std::unique_ptr<ExpertOwners> owners_;       // null without CPUs of other ranks
+  std::unique_ptr<ExpertOwners> owners_;       // null without other ranks
   GridGroups groups_;
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
   std::unique_ptr<ExchangedExperts> exchanged_experts_;

@@ -10,6 +10,7 @@
 #include "engine/step_runner.h"
 #include "loader/load_weights.h"
 #include "model/weight_format.h"
+#include "offload/ranks/expert_owners.h"
 
 namespace tandem {
 
@@ -80,6 +81,7 @@ struct ModelOptions {
   int n_stages = 0;    // of a pipeline; 0: as placed, or one
   int ep = 0;          // ranks that divide the experts, which is all of a stage; 0: not said
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
+  ReplicaChoice replica_choice = ReplicaChoice::kNearest;  // of an expert that several ranks have
   int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
   bool record_routing = false;
   bool record_timeline = false;      // of steps shared by GPU and CPU

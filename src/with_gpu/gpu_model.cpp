@@ -9,6 +9,7 @@
 #include "model/checkpoint.h"
 #include "offload/cuda_gathered_experts.h"
 #include "offload/cuda_rank_experts.h"
+#include "offload/cuda_replicas.h"
 #include "offload/cuda_routing_recorder.h"
 #include "offload/hybrid_experts.h"
 #include "ops/cuda_device.h"
@@ -113,6 +114,10 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
          (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, n) : 0) +
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, n) : 0) +
          (parts.on_other_ranks.empty() ? 0 : ExpertPlaces::bytes_for(config, n)) +
+         (options.replicated_experts
+              ? CudaReplicas::bytes_for(config.n_all_layers(), config.router.n_experts,
+                                        options.grid.n_of_stage(), n, config.router.n_active)
+              : 0) +
          (options.grid.n_replicas > 1
               ? CudaGatheredExperts::bytes_for(config, options.grid.of_stage(), options.max_tokens)
               : 0) +
@@ -186,11 +191,12 @@ class Loaded final : public GpuModel {
   Ops& ops() override { return *ops_; }
   ExpertPool& experts() override {
     if (gathered_) return *gathered_;
+    if (replicas_) return *replicas_;
     if (hybrid_) return *hybrid_;
     if (rank_experts_) return *rank_experts_;
     return *gpu_experts_;
   }
-  void join(Group& ranks) override {
+  void join(Group& ranks, const ExpertOwners& owners) override {
     const GridGroups groups(ranks, grid_);
     stage_ = connected(groups.stage());
     device_.use(*stage_);
@@ -200,6 +206,11 @@ class Loaded final : public GpuModel {
     if (groups.before()) before_ = connected(*groups.before());
     if (groups.after()) after_ = connected(*groups.after());
     ops_->use_stages(before_.get(), after_.get());
+    if (owners.has_replicas())
+      replicas_ = std::make_unique<CudaReplicas>(
+          CudaReplicas::Parts{owners, stage_->rank(), stage_->n_ranks(), grid_.n_replicas > 1,
+                              experts(), stream_},
+          expert_tokens_, config_.router.n_active);
     if (grid_.n_replicas == 1) return;
     gathered_ = std::make_unique<CudaGatheredExperts>(
         config_, CudaGatheredExperts::Parts{*stage_, grid_.of_stage(), experts(), stream_},
@@ -274,6 +285,7 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<CudaRankExperts> rank_experts_;  // null: no other rank, or experts on the CPU
   std::unique_ptr<HybridExperts> hybrid_;          // null: all experts are on the GPU
+  std::unique_ptr<CudaReplicas> replicas_;         // null: every expert is on one rank
   std::unique_ptr<CudaGatheredExperts> gathered_;  // null: one replica
 };
 

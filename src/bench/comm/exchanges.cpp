@@ -35,13 +35,13 @@ struct Tokens {
             {{ids.data(), n, n_active, n_active, DType::kI32},
              {weights.data(), n, n_active, n_active}}};
   }
-  // Tokens with an expert of each rank.
+  // Tokens with an expert of each rank, if every expert is on one.
   std::vector<int64_t> rows_to(const ExpertOwners& owners, int layer, int n_ranks) const {
     std::vector<int64_t> rows(n_ranks);
     for (int t = 0; t < n; ++t)
       for (int r = 0; r < n_ranks; ++r)
         rows[r] += std::any_of(&ids[t * n_active], &ids[(t + 1) * n_active],
-                               [&](int32_t id) { return owners.owner(layer, id, t) == r; });
+                               [&](int32_t id) { return owners.ranks(layer, id)[0] == r; });
     return rows;
   }
 

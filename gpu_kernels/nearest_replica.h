@@ -1,0 +1,45 @@
+// Which replica of an expert computes a token: the same decision on every rank, on CPUs and GPUs.
+#pragma once
+#include <cstdint>
+
+namespace tandem {
+
+// Hosts of ranks, which are in the order of their hosts: `n_of_host` on each, from the rank that is
+// `first` of all.
+struct RankHosts {
+  int first = 0;
+  int n_of_host = 1 << 30;
+  constexpr int of(int rank) const { return (first + rank) / n_of_host; }
+};
+
+// A number that depends on the experts of a token alone, ids: [n], and not on the other tokens of a
+// step: the same token uses the same replicas whatever is computed beside it.
+constexpr uint32_t hash_of_choice(const int32_t* ids, int n) {
+  uint32_t h = 0x9e3779b9u;
+  for (int i = 0; i < n; ++i) {
+    h = (h ^ static_cast<uint32_t>(ids[i])) * 0x85ebca6bu;
+    h ^= h >> 15;
+  }
+  return h;
+}
+
+// Of the n > 0 ranks that have an expert: `source`, else one on source's host, else any; among
+// several by the token's hash. source: the rank that has the token's row; -1: all ranks have it.
+constexpr int nearest_replica(const int32_t* ranks, int n, int source, RankHosts hosts,
+                              uint32_t hash, int32_t expert) {
+  int n_near = 0;
+  for (int i = 0; i < n && source >= 0; ++i) {
+    if (ranks[i] == source) return source;
+    n_near += hosts.of(ranks[i]) == hosts.of(source);
+  }
+  uint32_t h = (hash ^ static_cast<uint32_t>(expert)) * 0xc2b2ae35u;
+  h ^= h >> 16;
+  int left = static_cast<int>(h % static_cast<uint32_t>(n_near > 0 ? n_near : n));
+  for (int i = 0; i < n; ++i) {
+    if (n_near > 0 && hosts.of(ranks[i]) != hosts.of(source)) continue;
+    if (left-- == 0) return ranks[i];
+  }
+  return ranks[0];
+}
+
+}  // namespace tandem

@@ -1,0 +1,100 @@
+#include "offload/ranks/expert_owners.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+// A CPU computes so many rows of an expert in the time of reading it (docs/few_rows.md).
+constexpr int kRowsPerRead = 8;
+
+double work_of(double n_rows) { return std::max<double>(n_rows, kRowsPerRead); }
+
+}  // namespace
+
+size_t ExpertOwners::index(int layer, int expert) const {
+  check(layer < n_layers_ && expert >= 0 && expert < n_experts_, "number of an expert");
+  return static_cast<size_t>(layer) * n_experts_ + expert;
+}
+
+bool ExpertOwners::has_replicas(int layer) const {
+  const auto first = ranks_.begin() + static_cast<int64_t>(index(layer, 0));
+  return std::any_of(first, first + n_experts_, [](const auto& ranks) { return ranks.size() > 1; });
+}
+
+bool ExpertOwners::has_replicas() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& ranks) { return ranks.size() > 1; });
+}
+
+ReplicaChooser::ReplicaChooser(const ExpertOwners& owners)
+    : owners_(owners), n_rows_(owners.n_experts()), rank_(owners.n_experts()) {
+  int n_ranks = 1;
+  for (int layer = 0; layer < owners.n_layers(); ++layer)
+    for (int e = 0; e < owners.n_experts(); ++e)
+      for (const int rank : owners.ranks(layer, e)) n_ranks = std::max(n_ranks, rank + 1);
+  load_.resize(n_ranks);
+  replicated_.reserve(owners.n_experts());
+}
+
+void ReplicaChooser::begin(int layer, const TensorView& ids) {
+  layer_ = layer;
+  if (owners_.choice() == ReplicaChoice::kLeastLoaded) spread_load(ids);
+}
+
+// Experts with one owner are where they are. The others follow, those with the most rows first.
+void ReplicaChooser::spread_load(const TensorView& ids) {
+  std::fill(n_rows_.begin(), n_rows_.end(), 0);
+  std::fill(load_.begin(), load_.end(), 0);
+  replicated_.clear();
+  for (int64_t t = 0; t < ids.rows; ++t)
+    for (int64_t k = 0; k < ids.cols; ++k)
+      if (const int32_t id = ids.row<int32_t>(t)[k]; id >= 0) ++n_rows_[id];
+  for (int e = 0; e < owners_.n_experts(); ++e) {
+    if (n_rows_[e] == 0) continue;
+    const std::vector<int32_t>& ranks = owners_.ranks(layer_, e);
+    const auto n = static_cast<int>(ranks.size());
+    const bool divided = n > 1 && n_rows_[e] >= n * kRowsPerRead;
+    rank_[e] = n == 0 || divided ? -1 : ranks[0];
+    if (n > 1 && !divided) {
+      replicated_.push_back(e);
+    } else {
+      for (const int32_t rank : ranks) load_[rank] += work_of(1.0 * n_rows_[e] / n);
+    }
+  }
+  std::sort(replicated_.begin(), replicated_.end(), [&](int32_t a, int32_t b) {
+    return n_rows_[a] != n_rows_[b] ? n_rows_[a] > n_rows_[b] : a < b;
+  });
+  for (const int32_t e : replicated_) {
+    const std::vector<int32_t>& ranks = owners_.ranks(layer_, e);
+    rank_[e] = *std::min_element(ranks.begin(), ranks.end(),
+                                 [&](int32_t a, int32_t b) { return load_[a] < load_[b]; });
+    load_[rank_[e]] += work_of(n_rows_[e]);
+  }
+}
+
+void ReplicaChooser::choose(const int32_t* ids, int n_active, int source, int32_t* out) const {
+  const bool loads = owners_.choice() == ReplicaChoice::kLeastLoaded;
+  uint32_t hash = 0;
+  bool has_hash = false;
+  for (int k = 0; k < n_active; ++k) {
+    out[k] = -1;
+    if (ids[k] < 0) continue;
+    const std::vector<int32_t>& ranks = owners_.ranks(layer_, ids[k]);
+    if (ranks.empty()) continue;
+    out[k] = ranks[0];
+    if (ranks.size() == 1) continue;
+    if (loads && rank_[ids[k]] >= 0) {
+      out[k] = rank_[ids[k]];
+      continue;
+    }
+    if (!has_hash) hash = hash_of_choice(ids, n_active);
+    has_hash = true;
+    out[k] = nearest_replica(ranks.data(), static_cast<int>(ranks.size()), loads ? -1 : source,
+                             owners_.hosts(), hash, ids[k]);
+  }
+}
+
+}  // namespace tandem
