@@ -116,19 +116,19 @@ inline void check_sums(Group& group) {
 inline void check_window(Group& group) {
   constexpr int64_t kRow = 1000;
   const auto window = group.allocate_window(kRow * group.size());
-  ASSERT_EQ(static_cast<int64_t>(window->mine().size()), kRow * group.size());
-  for (const std::byte b : window->mine()) ASSERT_EQ(b, std::byte{0});
+  ASSERT_EQ(static_cast<int64_t>(window->of(group.rank()).size()), kRow * group.size());
+  for (const std::byte b : window->of(group.rank())) ASSERT_EQ(b, std::byte{0});
   group.barrier();
   for (uint64_t round = 1; round <= 50; ++round) {
     const auto value = [&](int from, int to) { return sent_byte(from, to, int64_t(round)); };
     for (int r = 0; r < group.size(); ++r) {
       const std::vector<std::byte> row(kRow, value(group.rank(), r));
-      window->put(r, kRow * group.rank(), row);
+      std::copy(row.begin(), row.end(), window->of(r).begin() + kRow * group.rank());
       window->signal(r, 2 * round);
     }
     for (int r = 0; r < group.size(); ++r) {
       window->wait(r, 2 * round);
-      for (const std::byte b : window->mine().subspan(kRow * r, kRow))
+      for (const std::byte b : window->of(group.rank()).subspan(kRow * r, kRow))
         ASSERT_EQ(b, value(r, group.rank())) << "round " << round << ", rank " << r;
     }
     for (int r = 0; r < group.size(); ++r) window->signal(r, 2 * round + 1);

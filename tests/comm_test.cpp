@@ -161,14 +161,14 @@ TEST(Comm, SharedWindows) {
     const auto window = map_shared_window(group, 100);
     const std::byte mine[1] = {static_cast<std::byte>(group.rank())};
     for (int r = 0; r < 3; ++r) {
-      window->put(r, 97 + group.rank(), mine);
+      window->of(r)[97 + group.rank()] = mine[0];
       window->signal(r, 1);
     }
     for (int r = 0; r < 3; ++r) {
       window->wait(r, 1);
-      EXPECT_EQ(window->mine()[97 + r], std::byte(r));
+      EXPECT_EQ(window->of(group.rank())[97 + r], std::byte(r));
     }
-    for (int i = 0; i < 97; ++i) EXPECT_EQ(window->mine()[i], std::byte{0});
+    for (int i = 0; i < 97; ++i) EXPECT_EQ(window->of(group.rank())[i], std::byte{0});
     const std::string error =
         error_of([&] { map_shared_window(group, 100 * (1 + group.rank() / 2)); });
     EXPECT_TRUE(says(error, "ranks 0 and 2 do not share memory, or their windows differ"));

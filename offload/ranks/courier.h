@@ -14,14 +14,29 @@ class Courier {
     std::vector<const std::byte*> items;  // [ranks] those of each rank, one after another
     std::vector<int64_t> n;               // [ranks]
     int64_t total() const;
+    // Whether all items lie one after another in the order of ranks_in_order().
+    bool contiguous = false;
   };
+  // This rank, then the others in ascending order.
+  const std::vector<int>& ranks_in_order() const { return order_; }
+
   // Begins an exchange in which n_to[r] items go to rank r.
   virtual void begin(std::span<const int64_t> n_to) = 0;
-  // Item `index` of those for `rank`; every item is put once.
-  virtual void put(int rank, int64_t index, ConstBytes item) = 0;
+  // Where item `index` of those for `rank` is to be written, before end().
+  virtual std::byte* place(int rank, int64_t index) = 0;
   // Ends the exchange. Items are valid until this rank begins another exchange, numbers until it
   // ends one. n_from: [ranks] how many come from each rank; empty: not known.
   virtual const Arrived& end(std::span<const int64_t> n_from) = 0;
+  // An exchange of items that lie one after another in the order of ranks_in_order(). They must not
+  // change for as long as what arrives is valid: own items stay there.
+  virtual const Arrived& exchange(const std::byte* items, std::span<const int64_t> n_to,
+                                  std::span<const int64_t> n_from) = 0;
+
+ protected:
+  explicit Courier(const Group& group);
+
+ private:
+  std::vector<int> order_;
 };
 
 struct ItemSizes {
@@ -33,9 +48,10 @@ struct ItemSizes {
 // Items travel by all_to_all, after their numbers where those are not known.
 std::unique_ptr<Courier> make_counting_courier(Group& group, const ItemSizes& sizes);
 
-// Items are put into a window, where each rank has a place for those of every other rank: a number,
-// then items. Ranks use two couriers in turns and read what arrives by one before they begin the
-// other: then every rank has read the items of the last exchange when those of the next one come.
+// Items are written into a window, where each rank has a place for those of every other rank: a
+// number, then items. Ranks use two couriers in turns and read what arrives by one before they
+// begin the other: then every rank has read the items of the last exchange when those of the next
+// one come.
 std::unique_ptr<Courier> make_window_courier(Group& group, const ItemSizes& sizes);
 
 }  // namespace tandem

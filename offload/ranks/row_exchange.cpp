@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/memory.h"
+#include "core/rounding.h"
 #include "offload/ranks/courier.h"
 #include "offload/ranks/exchanges.h"
 
@@ -30,16 +31,24 @@ class RowExchange final : public ExpertExchange {
   };
   bool per_expert() const { return p_.shape.returned == ReturnedRows::kPerExpert; }
   // A parcel is a row, the ids of those of its experts that the rank has, and their weights.
-  int64_t parcel_bytes() const { return there_.bytes() + 8 * p_.shape.n_active; }
+  int64_t parcel_bytes() const { return round_up(there_.bytes() + 8 * p_.shape.n_active, kLine); }
+  // Rows that arrive as floats one after another are computed where they are.
+  bool stays(const Courier::Arrived& arrived) const {
+    return arrived.contiguous && p_.shape.there == RowFormat::kF32 && !per_expert();
+  }
   std::span<Choice> choices_of(int64_t token) {
     return std::span(choices_).subspan(token * p_.shape.n_active, n_choices_[token]);
   }
   void choose(const ExpertBatch& mine);
   void send_rows(const ExpertBatch& mine);
   ExpertBatch receive_rows(const ExpertBatch& mine);
+  ExpertBatch arrived_rows(const ExpertBatch& mine, const Courier::Arrived& arrived);
   void add_row(const float* x, std::span<const int32_t> ids, std::span<const float> weights);
-  void send_answers(const TensorView& sums);
+  const Courier::Arrived& send_answers(const TensorView& sums);
+  const float* answer_of(const Courier::Arrived& arrived, const Choice& choice, int64_t index);
+  void add_terms(float* y) const;
 
+  static constexpr int64_t kLine = 64;  // parcels begin at lines of the cache
   const ExchangeParts p_;
   ReplicaChooser chooser_;
   const RowCodec there_, back_;
@@ -51,8 +60,12 @@ class RowExchange final : public ExpertExchange {
   std::vector<int64_t> n_parcels_, n_answers_;  // [ranks] that are sent there, that come back
   std::vector<int64_t> n_sent_;                 // [ranks] parcels so far
   std::vector<int32_t> ranks_;                  // [n_active] of a token
-  std::vector<std::byte> parcel_, encoded_;     // one parcel, one answer
-  std::vector<float> answer_, sum_;             // [dim]
+  struct Term {
+    const float* answer;
+    float weight;
+  };
+  std::vector<Term> terms_;              // of one token
+  std::vector<float> answers_of_token_;  // [n_active, dim], decoded
 
   // The rows that this rank computes.
   Buffer x_;              // [max_rows(), dim]
@@ -77,16 +90,16 @@ RowExchange::RowExchange(ExchangeMode mode, const ExchangeParts& parts)
       n_answers_(parts.group.size()),
       n_sent_(parts.group.size()),
       ranks_(parts.shape.n_active),
-      parcel_(parcel_bytes()),
-      encoded_(back_.bytes()),
-      answer_(parts.shape.dim),
-      sum_(parts.shape.dim),
+      answers_of_token_(parts.shape.back == RowFormat::kF32
+                            ? 0
+                            : int64_t{parts.shape.n_active} * parts.shape.dim),
       x_(max_rows() * parts.shape.dim * 4),
       ids_(max_rows() * parts.shape.n_active * 4),
       weights_(max_rows() * parts.shape.n_active * 4),
       n_rows_of_(parts.group.size()) {
   const auto make = mode == ExchangeMode::kLowLatency ? make_window_courier : make_counting_courier;
   parcels_ = make(p_.group, item_sizes(p_, parcel_bytes(), 1));
+  terms_.reserve(parts.shape.n_active);
   answers_ = make(p_.group, item_sizes(p_, back_.bytes(), per_expert() ? p_.shape.n_active : 1));
 }
 
@@ -123,22 +136,26 @@ void RowExchange::choose(const ExpertBatch& mine) {
 
 void RowExchange::send_rows(const ExpertBatch& mine) {
   std::fill(n_sent_.begin(), n_sent_.end(), 0);
-  auto* const ids = reinterpret_cast<int32_t*>(parcel_.data() + there_.bytes());
-  auto* const weights = reinterpret_cast<float*>(ids + p_.shape.n_active);
   parcels_->begin(n_parcels_);
   for (int64_t t = 0; t < mine.x.rows; ++t) {
     const std::span<const Choice> choices = choices_of(t);
-    if (choices.empty()) continue;
-    there_.encode(mine.x.row<float>(t), parcel_.data());
+    const std::byte* encoded = nullptr;
     for (auto c = choices.begin(); c != choices.end();) {
       const int rank = c->rank;
+      std::byte* const parcel = parcels_->place(rank, n_sent_[rank]++);
+      if (encoded)
+        std::memcpy(parcel, encoded, there_.bytes());
+      else
+        there_.encode(mine.x.row<float>(t), parcel);
+      encoded = parcel;
+      auto* const ids = reinterpret_cast<int32_t*>(parcel + there_.bytes());
+      auto* const weights = reinterpret_cast<float*>(ids + p_.shape.n_active);
       std::fill_n(ids, p_.shape.n_active, -1);
       std::fill_n(weights, p_.shape.n_active, 0.f);
       for (int k = 0; c != choices.end() && c->rank == rank; ++k, ++c) {
         ids[k] = c->id;
         weights[k] = c->weight;
       }
-      parcels_->put(rank, n_sent_[rank]++, parcel_);
     }
   }
 }
@@ -146,9 +163,11 @@ void RowExchange::send_rows(const ExpertBatch& mine) {
 // A row for each parcel, or for each of its experts with weight 1.
 ExpertBatch RowExchange::receive_rows(const ExpertBatch& mine) {
   const Courier::Arrived& arrived = parcels_->end({});
+  n_rows_of_ = arrived.n;
+  if (stays(arrived)) return arrived_rows(mine, arrived);
   const int n_active = p_.shape.n_active;
   n_rows_ = 0;
-  for (int r = 0; r < p_.group.size(); ++r) {
+  for (const int r : parcels_->ranks_in_order()) {
     const int64_t before = n_rows_;
     for (int64_t i = 0; i < arrived.n[r]; ++i) {
       const std::byte* const parcel = arrived.items[r] + i * parcel_bytes();
@@ -172,6 +191,20 @@ ExpertBatch RowExchange::receive_rows(const ExpertBatch& mine) {
   return batch;
 }
 
+// The same in the parcels themselves.
+ExpertBatch RowExchange::arrived_rows(const ExpertBatch& mine, const Courier::Arrived& arrived) {
+  n_rows_ = arrived.total();
+  auto* const first = const_cast<std::byte*>(arrived.items[p_.group.rank()]);
+  const int64_t stride = parcel_bytes() / 4;
+  std::byte* const ids = first + there_.bytes();
+  const int n_active = p_.shape.n_active;
+  ExpertBatch batch = mine;
+  batch.x = {first, n_rows_, p_.shape.dim, stride};
+  batch.routing.ids = {ids, n_rows_, n_active, stride, DType::kI32};
+  batch.routing.weights = {ids + 4 * n_active, n_rows_, n_active, stride};
+  return batch;
+}
+
 void RowExchange::add_row(const float* x, std::span<const int32_t> ids,
                           std::span<const float> weights) {
   const int dim = p_.shape.dim, n_active = p_.shape.n_active;
@@ -188,33 +221,55 @@ void RowExchange::add_row(const float* x, std::span<const int32_t> ids,
 
 void RowExchange::combine(TensorView sums, TensorView y) {
   check(sums.rows == n_rows_, "sums of the rows that dispatch() returned");
-  send_answers(sums);
-  const Courier::Arrived& arrived = answers_->end(n_answers_);
+  const Courier::Arrived& arrived = send_answers(sums);
   for (int64_t t = 0; t < y.rows; ++t) {
     const std::span<Choice> choices = choices_of(t);
     if (per_expert())
       std::sort(choices.begin(), choices.end(),
                 [](const Choice& a, const Choice& b) { return a.id < b.id; });
-    std::fill(sum_.begin(), sum_.end(), 0.f);
-    for (auto c = choices.begin(); c != choices.end(); ++c) {
-      if (!per_expert() && c != choices.begin() && c->rank == c[-1].rank) continue;
-      back_.decode(arrived.items[c->rank] + c->answer * back_.bytes(), answer_.data());
-      const float weight = per_expert() ? c->weight : 1;
-      for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += weight * answer_[i];
-    }
-    add_rows(sum_.data(), y.rows_from(t, 1));
+    terms_.clear();
+    for (auto c = choices.begin(); c != choices.end(); ++c)
+      if (per_expert() || c == choices.begin() || c->rank != c[-1].rank)
+        terms_.push_back(
+            {answer_of(arrived, *c, std::ssize(terms_)), per_expert() ? c->weight : 1});
+    add_terms(y.row<float>(t));
   }
 }
 
-// In the order in which the rows came.
-void RowExchange::send_answers(const TensorView& sums) {
+// y += sum of weight * answer, a piece of the row after the other, so that sums stay in registers
+// and level 1.
+void RowExchange::add_terms(float* y) const {
+  constexpr int64_t kPiece = 256;
+  float sum[kPiece];
+  for (int64_t first = 0; first < p_.shape.dim; first += kPiece) {
+    const int64_t n = std::min<int64_t>(kPiece, p_.shape.dim - first);
+    std::fill_n(sum, n, 0.f);
+    for (const Term& term : terms_)
+      for (int64_t i = 0; i < n; ++i) sum[i] += term.weight * term.answer[first + i];
+    for (int64_t i = 0; i < n; ++i) y[first + i] += sum[i];
+  }
+}
+
+// In the order in which the rows came. Floats are sent from where they are.
+const Courier::Arrived& RowExchange::send_answers(const TensorView& sums) {
+  if (p_.shape.back == RowFormat::kF32 && sums.stride == sums.cols)
+    return answers_->exchange(static_cast<const std::byte*>(sums.data), n_rows_of_, n_answers_);
   answers_->begin(n_rows_of_);
   int64_t row = 0;
-  for (int r = 0; r < p_.group.size(); ++r)
-    for (int64_t i = 0; i < n_rows_of_[r]; ++i) {
-      back_.encode(sums.row<float>(row++), encoded_.data());
-      answers_->put(r, i, encoded_);
-    }
+  for (const int r : answers_->ranks_in_order())
+    for (int64_t i = 0; i < n_rows_of_[r]; ++i)
+      back_.encode(sums.row<float>(row++), answers_->place(r, i));
+  return answers_->end(n_answers_);
+}
+
+// index: of a token's answers, which are decoded side by side.
+const float* RowExchange::answer_of(const Courier::Arrived& arrived, const Choice& choice,
+                                    int64_t index) {
+  const std::byte* const encoded = arrived.items[choice.rank] + choice.answer * back_.bytes();
+  if (p_.shape.back == RowFormat::kF32) return reinterpret_cast<const float*>(encoded);
+  float* const decoded = answers_of_token_.data() + index * p_.shape.dim;
+  back_.decode(encoded, decoded);
+  return decoded;
 }
 
 }  // namespace

@@ -41,10 +41,9 @@ struct Pieces {
 class Window {
  public:
   virtual ~Window() = default;
-  virtual Bytes mine() const = 0;
-  // Writes to the memory of `rank` from byte `offset` on. `bytes` may change afterwards.
-  virtual void put(int rank, int64_t offset, ConstBytes bytes) = 0;
-  // Tells `rank` a number, which it sees after everything that was put there before. The numbers
+  // The memory of a rank, as this one sees it.
+  virtual Bytes of(int rank) const = 0;
+  // Tells `rank` a number, which it sees after everything that this rank wrote before. The numbers
   // for a rank only grow.
   virtual void signal(int rank, uint64_t number) = 0;
   // Returns when the last number that `rank` told this rank is at least `number`.

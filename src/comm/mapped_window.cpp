@@ -1,7 +1,6 @@
 #include "comm/mapped_window.h"
 
 #include <atomic>
-#include <cstring>
 
 #include "core/rounding.h"
 
@@ -20,12 +19,7 @@ MappedWindow::MappedWindow(Group& group, int64_t bytes, std::vector<std::byte*> 
                            std::shared_ptr<const void> owner)
     : group_(group), bytes_(bytes), memory_(std::move(memory)), owner_(std::move(owner)) {}
 
-Bytes MappedWindow::mine() const { return {memory_[group_.rank()], static_cast<size_t>(bytes_)}; }
-
-void MappedWindow::put(int rank, int64_t offset, ConstBytes bytes) {
-  check(offset >= 0 && offset + static_cast<int64_t>(bytes.size()) <= bytes_, "put in the window");
-  if (!bytes.empty()) std::memcpy(memory_[rank] + offset, bytes.data(), bytes.size());
-}
+Bytes MappedWindow::of(int rank) const { return {memory_[rank], static_cast<size_t>(bytes_)}; }
 
 void MappedWindow::signal(int rank, uint64_t number) {
   std::atomic_ref(number_at(rank, group_.rank())).store(number, std::memory_order_release);

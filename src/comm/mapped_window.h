@@ -16,8 +16,7 @@ class MappedWindow final : public Window {
   // memory: [ranks], where the memory of each rank is mapped here; `owner` keeps it mapped.
   MappedWindow(Group& group, int64_t bytes, std::vector<std::byte*> memory,
                std::shared_ptr<const void> owner);
-  Bytes mine() const override;
-  void put(int rank, int64_t offset, ConstBytes bytes) override;
+  Bytes of(int rank) const override;
   void signal(int rank, uint64_t number) override;
   void wait(int rank, uint64_t number) override;
 
