@@ -133,6 +133,7 @@ __device__ void choose(const RouterArgs& a, int64_t token, const Scratch& s) {
               ? static_cast<int32_t>(place % a.simulated_ranks * a.n_experts / a.simulated_ranks)
               : best;
       weights[k] = s.score[best];
+      if (a.uses) atomicAdd(a.uses + ids[k], 1u);
     }
     __syncwarp();
   }

@@ -31,6 +31,9 @@ struct RouterArgs {
   // 0, or replaces the chosen experts: place i of all [tokens, n_active] gets expert
   // (i % simulated_ranks) * n_experts / simulated_ranks.
   int simulated_ranks = 0;
+  // [n_experts], to which the number of tokens that choose each expert is added, modulo 2^32;
+  // null: they are not counted.
+  uint32_t* uses = nullptr;
 };
 void route(const Stream& stream, const RouterArgs& args);
 // Floats of Workspace::partial; reads tokens, n_experts, w.cols and n_multiprocessors.

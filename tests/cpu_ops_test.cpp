@@ -138,6 +138,27 @@ TEST_F(CpuOpsFarRows, Routing) {
   expect_equal([&](int64_t stride) { return routed(stride).weights; });
 }
 
+TEST_F(CpuOpsFarRows, RoutingAddsToTheUsesOfExperts) {
+  const RouterConfig router = config_.router;
+  const int64_t n_active = router.n_active;
+  std::vector<uint32_t> uses(router.n_experts + 1, 7), want = uses;
+  uses[1] = want[1] = ~0u;  // the next number is 0
+  for (const int64_t n : {5, 3}) {
+    const Routing out = {zeros(n, n_active + 3, DType::kI32, n_active),
+                         zeros(n, n_active, DType::kF32, n_active)};
+    const auto route = [&](uint32_t* counted) {
+      ops_.route({numbers(n, 64), weight(router.n_experts, 64), weight(1, 64), router,
+                  zeros(n, router.n_experts), out, counted});
+    };
+    route(nullptr);
+    ASSERT_EQ(uses, want) << "not counted";
+    route(uses.data());
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t k = 0; k < n_active; ++k) ++want[out.ids.row<int32_t>(t)[k]];
+    ASSERT_EQ(uses, want);
+  }
+}
+
 // 70 tokens of one sequence on two pages, which are far into the cache, and one token more.
 TEST_F(CpuOpsFarRows, Attention) {
   const MlaConfig& m = config_.mla;

@@ -379,6 +379,56 @@ TEST(Engine, WarmingUpLeavesNothingBehind) {
   EXPECT_EQ(texts_of(warm, true), texts_of(cold, true));
 }
 
+// The observer of the pool counts the same in another way, from the first step on.
+TEST(Engine, CountsUsesOfExpertsInAWindow) {
+  LoadedModel loaded({.directory = kTinyR1,
+                      .n_threads = 1,
+                      .context = 256,
+                      .max_kv_tokens = 1024,
+                      .step_tokens = 16,
+                      .max_logits = 8,
+                      .record_routing = true,
+                      .count_experts = true});
+  const auto recorded = [&] { return loaded.routing()->of_layer; };
+  const Vocabulary vocabulary = {.size = loaded.config().vocab};
+  warm_up(loaded.model(), loaded.cache(), vocabulary, loaded.context());
+  std::vector<std::vector<std::vector<int64_t>>> before = {recorded()};
+  Engine engine(loaded.model(), loaded.cache(), vocabulary, loaded.context(),
+                {.keeps_pages = false, .expert_window = 16});  // blocks of 2 steps
+  EXPECT_EQ(engine.expert_window(), 16);
+  EXPECT_EQ(engine.expert_uses()->n_steps, 0) << "steps of warming up are left out";
+  std::vector<Request> requests(3);
+  for (int i = 0; i < 3; ++i) {
+    requests[i].prompt = std::vector<int32_t>(5 + 9 * i, 20 + i);
+    requests[i].max_new_tokens = 7 + 8 * i;
+  }
+  for (Request& request : requests) {
+    EngineRequest asked;
+    asked.request = request;
+    asked.on_event = [](const TokenEvent&) { return true; };
+    engine.submit(std::move(asked));
+  }
+  const auto expect_window = [&](size_t first, size_t end) {
+    const auto uses = engine.expert_uses();
+    EXPECT_EQ(uses->n_steps, end - first);
+    for (size_t layer = 0; layer < uses->of_layer.size(); ++layer)
+      for (size_t e = 0; e < uses->of_layer[layer].size(); ++e)
+        ASSERT_EQ(uses->of_layer[layer][e], before[end][layer][e] - before[first][layer][e])
+            << "layer " << layer << ", expert " << e;
+  };
+  while (engine.step()) {
+    before.push_back(recorded());
+    const size_t n = before.size() - 1;
+    if (n % 2 == 0) expect_window(n < 16 ? 0 : n - 16, n);
+  }
+  const size_t n = before.size() - 1;
+  ASSERT_GT(n, 20u);
+  const auto last = engine.expert_uses();
+  expect_window(n - last->n_steps, n);  // nothing is left to compute, so all steps are counted
+  EXPECT_FALSE(engine.step());
+  EXPECT_EQ(engine.expert_uses(), last) << "nothing is read again";
+}
+
 TEST(Engine, AgreesWithEachSequenceAlone) {
   LoadedModel loaded({.directory = kTinyR1,
                       .n_threads = 1,

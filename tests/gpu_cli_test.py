@@ -11,9 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
-from running_server import QUESTION, TANDEM, Server
+from running_server import QUESTION, TANDEM, Server, chat
 
 MODEL = pathlib.Path(__file__).resolve().parent.parent / "models" / "tiny-r1"
 PRODUCT = os.path.abspath(sys.argv[2])
@@ -59,6 +60,29 @@ class EmulatedGpu(Case):
             result = run(TANDEM, "--device", device)
             self.assertEqual((result.returncode, result.stderr), (0, ""))
             self.assertEqual(result.stdout, run(PRODUCT).stdout)
+
+    def test_uses_of_experts(self):
+        with tempfile.TemporaryDirectory() as folder:
+            recorded = pathlib.Path(folder) / "r.json"
+            self.assertEqual(run(PRODUCT, "--record-routing", str(recorded)).returncode, 0)
+            want = json.loads(recorded.read_text())
+        shares = []
+        for memory in ("8000000000", "4100000"):  # all experts on the GPU, and some
+            os.environ["TANDEM_GPU_MEMORY"] = memory
+            try:
+                server = Server("--device", "cuda", "--ctx", "64", "--chunk", "24", "--max-batch", "1", "--draft", "off").wait_ready()
+            finally:
+                del os.environ["TANDEM_GPU_MEMORY"]
+            server.ok("/v1/chat/completions", chat(max_tokens=6))
+            got = server.get("/experts")[1]
+            self.assertEqual([layer["counts"] for layer in got["layers"]], want["counts"])
+            on_gpu = sum(layer["counts"][expert] for layer in got["layers"] for expert in layer["gpu"])
+            self.assertAlmostEqual(got["gpu_share"], on_gpu / sum(got["load"]))
+            self.assertAlmostEqual(server.metric("tandem:expert_gpu_share"), got["gpu_share"])
+            shares.append(got["gpu_share"])
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(shares[0], 1)
+        self.assertTrue(0 < shares[1] < 1, shares)
 
     def test_no_gpu(self):
         self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_MEMORY="0"), 2, "no NVIDIA GPU can be used")

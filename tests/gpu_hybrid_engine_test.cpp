@@ -86,11 +86,11 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
 }
 
 // Covers chunked prompts, some of them streamed, and decode steps, recorded or not, with experts on
-// both devices and with all on the GPU.
+// both devices and with all on the GPU. The routers' own counts are those of the pool's observer.
 TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
   const LimitedGpuMemory memory(kEnough);
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
-  options.record_routing = true;
+  options.record_routing = options.count_experts = true;
   const auto counts = [](const ModelOptions& of) {
     LoadedModel loaded(of);
     EXPECT_EQ(says(loaded.device(), "experts also on the cpu"), !of.placement.empty());
@@ -104,6 +104,16 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
     const Answer answer = tandem::generate(
         engine, tokenizer, make_request(generate, tokenizer, prompt), {}, [](auto) {});
     EXPECT_GE(answer.completion.tokens.size(), 2u);
+    const auto n_experts = loaded.config().router.n_experts;
+    std::vector<uint32_t> uses(size_t(loaded.config().n_all_layers()) * n_experts);
+    loaded.model().read_expert_uses(uses);
+    for (int layer = 0; layer < loaded.config().n_layers; ++layer) {
+      const std::vector<int64_t>& recorded = loaded.routing()->of_layer[layer];
+      const auto own = std::span(uses).subspan(size_t(layer) * n_experts, n_experts);
+      EXPECT_TRUE(recorded.empty() ? std::ranges::count(own, 0u) == n_experts
+                                   : std::ranges::equal(own, recorded))
+          << "layer " << layer;
+    }
     return loaded.routing()->of_layer;
   };
   const auto want = counts(options);

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 
 import ranks_test
 from mpi_launcher import LAUNCHERS, is_alive, launch
@@ -95,6 +96,12 @@ class GpuRanks(GpuProcesses):
                     answers = list(pool.map(lambda q: answer_of(address, q), ["What is 3 + 4?", "What is 12 + 7?", "What is 3 + 4?"]))
                 for answer, text in zip(answers, ("is 7.", "is 19.", "is 7.")):
                     self.assertIn(text, json.dumps(answer))
+                with urllib.request.urlopen(f"{address}/experts", timeout=60) as response:
+                    experts = json.loads(response.read())
+                self.assertGreater(experts["tokens"], 100)
+                for layer in experts["layers"][:2]:  # each token of each replica is counted once
+                    self.assertEqual(sum(layer["counts"]), 4 * experts["tokens"])
+                    self.assertEqual(layer["ranks"], [[0], [1]] * 8)
                 server.send_signal(signal.SIGTERM)
                 server.communicate(timeout=60)
                 self.assertEqual(server.returncode, 0)

@@ -35,7 +35,8 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
 
   Stream stream;
   const Buffer dlogits = on_gpu(stream, logits), dbias = on_gpu(stream, bias),
-               ids = nans_on_gpu<int32_t>(kTokens * r.n_active),
+               uses = on_gpu(stream, std::vector<uint32_t>(n + 1, ~0u)),  // the next number is 0
+      ids = nans_on_gpu<int32_t>(kTokens * r.n_active),
                weights = nans_on_gpu<float>(kTokens * r.n_active);
   route(stream, {.logits = {dlogits.as<float>(), r.n_experts + 1},
                  .bias = r.has_bias() ? dbias.as<float>() : nullptr,
@@ -52,7 +53,10 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
                  .group_score = group_score(r),
                  .normalize = r.normalize,
                  .scale = r.scale,
-                 .simulated_ranks = r.simulated_ranks});
+                 .simulated_ranks = r.simulated_ranks,
+                 .uses = uses.as<uint32_t>()});
+  const auto got_uses = from_gpu<uint32_t>(stream, uses);
+  std::vector<uint32_t> want_uses(n + 1, ~0u);
   const auto got_ids = from_gpu<int32_t>(stream, ids);
   const auto got_weights = from_gpu<float>(stream, weights);
 
@@ -66,8 +70,10 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
     for (size_t i = 0; i < k; ++i) {
       ASSERT_EQ(got_ids[t * k + i], want_ids[i]) << "token " << t << ", expert " << i;
       ASSERT_NEAR(got_weights[t * k + i], want_weights[i], 1e-5 * want_weights[i]);
+      ++want_uses[want_ids[i]];
     }
   }
+  ASSERT_EQ(got_uses, want_uses);
 }
 
 TEST(GpuRouter, SimulatesBalancedRoutingAsTheCpuDoes) {

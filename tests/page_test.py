@@ -137,12 +137,16 @@ class MadeUp(http.server.BaseHTTPRequestHandler):
     """Serves the page, and a prepared answer to each question."""
     answers = {}
     asked = []
+    experts = None  # what /experts answers: JSON, or a status and a message
     model = "made-up"
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
         if self.path == "/":
             self.reply(200, PAGE.encode(), "text/html; charset=utf-8")
+        elif self.path == "/experts":
+            status, body = MadeUp.experts
+            self.reply(status, json.dumps(body).encode())
         else:
             self.reply(200, json.dumps({"data": [{"id": MadeUp.model}]}).encode())
 
@@ -238,7 +242,7 @@ class Text(unittest.TestCase):
         self.assertNotRegex(PAGE, r"@import|url\(|innerHTML|insertAdjacent|document\.write|eval\(|\son\w+=")
 
     def test_policy_allows_exactly_its_own_style_and_script(self):
-        for tag, n in (("style", 1), ("script", 4)):
+        for tag, n in (("style", 1), ("script", 5)):
             inside = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.S)
             self.assertEqual(len(inside), n)
             wanted = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in inside]
@@ -279,6 +283,25 @@ class WithModel(unittest.TestCase):
         browser.size(390, 700, dark=True)
         browser.run("document.querySelector('.thinking').open = true")
         self.assertLessEqual(browser.run("document.documentElement.scrollWidth"), 390)
+
+    def test_uses_of_experts(self):
+        browser = self.browser
+        browser.size(1000, 700)
+        browser.open(self.url)
+        self.server.ok("/v1/completions", {"prompt": "What is 12 + 7?", "max_tokens": 20})
+        layers = self.server.get("/experts")[1]["layers"]
+        browser.run("document.getElementById('show-experts').click()")
+        browser.wait("!document.getElementById('experts-map').hidden")
+        self.assertEqual(browser.run("[document.getElementById('experts-map').width, document.getElementById('experts-map').height]"),
+                         [len(layers[0]["counts"]), len(layers)])
+        self.assertIn(f"chosen {layers[0]['counts'][0]} times", browser.run("document.getElementById('experts-at').textContent"))
+        browser.screenshot("experts.png")
+        self.server.ok("/v1/completions", {"prompt": "What is 2 + 7?", "max_tokens": 20})  # the panel asks again
+        steps = self.server.get("/experts")[1]["steps"]
+        browser.wait(f"document.getElementById('experts-summary').textContent.startsWith('The last {steps} of')")
+        self.assertEqual(browser.problems, [])
+        browser.key("Escape", 27)
+        browser.wait("!document.getElementById('experts').open")
 
     def test_the_program_has_this_page(self):
         self.assertTrue(self.server.get("/")[1] == PAGE, "build the program again")
@@ -530,10 +553,10 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.assertIn("status", {role for role, _ in names})
         order = []
         browser.run("document.getElementById('clear').focus()")
-        for _ in range(5):
+        for _ in range(6):
             order.append(browser.run("document.activeElement.id"))
             browser.key("Tab", 9)
-        self.assertEqual(order, ["clear", "show-settings", "scroller", "question", "send"])
+        self.assertEqual(order, ["clear", "show-experts", "show-settings", "scroller", "question", "send"])
         browser.run("document.getElementById('question').focus()")
         browser.call("Input.insertText", text="two")
         browser.key("Enter", 13, "\r", shift=True)
@@ -545,6 +568,46 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.assertEqual(unnamed, 0)
         browser.key("Escape", 27)
         browser.wait("!document.getElementById('settings').open")
+
+    def test_experts(self):
+        browser = self.browser
+        MadeUp.experts = 200, {"window_steps": 100, "steps": 40, "tokens": 900, "balancedness": 0.8, "load": [30, 10], "gpu_share": 0.25, "layers": [
+            {"layer": 3, "balancedness": 0.5, "counts": [1, 4, 16, 0, 0, 3], "ranks": [[0], [1], [0, 1], [0], [1], [0]], "gpu": [2]},
+            {"layer": 4, "balancedness": 1, "counts": [2, 2, 2, 2, 2, 2], "ranks": None}]}
+
+        def at():
+            return browser.run("document.getElementById('experts-at').textContent")
+
+        def colour(row, column):
+            return browser.run(f"[...document.getElementById('experts-map').getContext('2d').getImageData({column}, {row}, 1, 1).data]")[:3]
+
+        browser.run("document.getElementById('show-experts').click()")
+        browser.wait("document.getElementById('experts-summary').textContent != ''")
+        self.assertEqual(browser.run("document.getElementById('experts-summary').textContent"),
+                         "The last 40 of at most 100 steps, 900 tokens. Balancedness 0.800: rank 0 75.0 %, rank 1 25.0 % of the rows."
+                         " 25.0 % of the rows have their expert on the GPU.")
+        even, often, rare = [247, 247, 247], [178, 24, 43], [33, 102, 172]
+        self.assertEqual([colour(0, i) for i in (1, 2, 0, 3)], [even, often, rare, rare], "the mean is 4")
+        self.assertEqual([colour(1, i) for i in range(6)], [even] * 6)
+        soft = colour(0, 5)
+        self.assertTrue(all(r < s < e for r, s, e in zip(rare, soft, even)), soft)
+        box = browser.run("(({left, top, width, height}) => [left, top, width, height])(document.getElementById('experts-map').getBoundingClientRect())")
+        for row, column, text in ((0, 2, "Layer 3, expert 2: chosen 16 times, 4.00 × the layer's mean, on ranks 0, 1, on the GPU."),
+                                  (0, 4, "Layer 3, expert 4: chosen 0 times, 0.00 × the layer's mean, on rank 1, on the CPU."),
+                                  (1, 0, "Layer 4, expert 0: chosen 2 times, 1.00 × the layer's mean.")):
+            browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + (column + .5) / 6 * box[2], y=box[1] + (row + .5) / 2 * box[3])
+            browser.wait(f"document.getElementById('experts-at').textContent == {json.dumps(text)}")
+        browser.run("document.getElementById('experts-map').focus()")
+        for key, code in (("ArrowUp", 38), ("ArrowUp", 38), ("ArrowRight", 39)):  # there is no row above the first
+            browser.key(key, code)
+        self.assertIn("Layer 3, expert 1:", at())
+        MadeUp.experts = 404, {"error": {"message": "not <b>counted</b>"}}
+        browser.wait("document.getElementById('experts-summary').textContent == '404: not <b>counted</b>'")
+        self.assertTrue(browser.run("document.getElementById('experts-map').hidden"))
+        self.assertEqual(at(), "")
+        browser.key("Escape", 27)
+        browser.wait("!document.getElementById('experts').open")
+        self.assertEqual(browser.problems, [])
 
     def test_fits_a_phone(self):
         for width in (320, 390):

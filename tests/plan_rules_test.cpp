@@ -355,6 +355,33 @@ TEST(Statistics, RefusesThoseOfAnotherModel) {
   EXPECT_TRUE(says(refusal(zeros.dump().c_str()), "expected a number 0 .. tokens"));
 }
 
+TEST(Statistics, ReadsWhatAServerAnswers) {
+  const ModelConfig r1 = known_model("r1");
+  nlohmann::json served = {{"window_steps", 1000}, {"steps", 9}, {"tokens", 256}, {"load", {1}}};
+  for (int l = 3; l < 62; ++l) {  // the last one is for multi-token prediction
+    std::vector<int> counts(256, 8);
+    if (l < 61) std::swap(counts[l] = 9, counts[200] = 7);
+    served["layers"].push_back({{"layer", l}, {"balancedness", 1}, {"counts", counts}});
+  }
+  const RoutingStatistics routing(r1, served.dump(), "s.json");
+  EXPECT_FALSE(routing.uniform());
+  EXPECT_DOUBLE_EQ(routing.share(5, 5), 7 / 256.0);
+  EXPECT_DOUBLE_EQ(routing.share(5, 200), 9 / 256.0);
+  EXPECT_DOUBLE_EQ(routing.share(5, 6), 8 / 256.0);
+  const auto refusal = [&](const nlohmann::json& json) {
+    return error_of([&] { RoutingStatistics(r1, json.dump(), "s.json"); });
+  };
+  nlohmann::json wrong = served;
+  wrong["layers"][4].erase("counts");
+  EXPECT_TRUE(says(refusal(wrong), "s.json: layers[4] has no layer or no counts"));
+  wrong = served;
+  wrong["layers"].erase(7);
+  EXPECT_TRUE(says(refusal(wrong), "counts of 57 layers, and 58 have experts"));
+  wrong = served;
+  wrong.erase("tokens");
+  EXPECT_NE(refusal(wrong), "no error");
+}
+
 // Link and CPU end together; four experts are sent before the router has run.
 TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   const ModelConfig r1 = known_model("r1");

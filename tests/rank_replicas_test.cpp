@@ -12,6 +12,7 @@
 #include "comm/agreement.h"
 #include "comm/local_ranks.h"
 #include "engine/completion.h"
+#include "engine/expert_loads.h"
 #include "io/weight_store.h"
 #include "loader/loaded_model.h"
 #include "model/checkpoint.h"
@@ -304,6 +305,52 @@ TEST(RanksWithReplicas, ComputeStepsOfRandomBatches) {
       EXPECT_GT(n_ended, n_steps / 30);
       const Scheduler::Counts counts = engine.counts().scheduler;
       EXPECT_EQ(counts.n_available_pages, counts.n_pages);
+    });
+  }
+}
+
+// The first rank of each replica and stage counts its own tokens and layers, each of them once.
+TEST(RanksWithReplicas, CountTheUsesOfExpertsTogether) {
+  ModelOptions options = {.directory = kTinyR1,
+                          .isa = cpu::Isa::kReference,
+                          .context = 256,
+                          .max_kv_tokens = 1024,
+                          .step_tokens = 16,
+                          .max_logits = 8};
+  const auto run = [](LoadedModel& loaded, int window) {
+    Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
+                  {.max_running = 4, .keeps_pages = false, .expert_window = window});
+    std::vector<Request> requests(7);
+    for (int i = 0; i < 7; ++i) {
+      for (int t = 0; t < 3 + 5 * i; ++t) requests[i].prompt.push_back(20 + 7 * t % (60 + i));
+      requests[i].max_new_tokens = 2 + i;
+      requests[i].sampling.temperature = 0;
+    }
+    complete(engine, requests);
+    return engine.expert_uses();
+  };
+  options.record_routing = true;
+  LoadedModel alone(options);
+  EXPECT_EQ(run(alone, 0), nullptr);
+  const std::vector<std::vector<int64_t>> want = alone.routing()->of_layer;
+  options.record_routing = false;
+  options.count_experts = true;
+  for (const Grid& grid : {Grid{2, 1, kAllToAll}, Grid{1, 2, kAuto}, Grid{1, 1, kAuto, 2},
+                           Grid{2, 2, kGather}, Grid{3, 1, kGather}, Grid{1, 2, kAuto, 2}}) {
+    SCOPED_TRACE(grid.name());
+    on_grid(grid, options, [&](LoadedModel& loaded) {
+      const auto uses = run(loaded, 1000);
+      EXPECT_EQ(uses->of_layer, want);
+      EXPECT_EQ(run(loaded, 1000)->of_layer, want) << "another engine begins with zeros";
+      int64_t n_rows = 0;
+      for (const auto& layer : want)
+        n_rows = std::max(n_rows, std::accumulate(layer.begin(), layer.end(), int64_t{0}));
+      EXPECT_EQ(uses->n_tokens * loaded.config().router.n_active, n_rows);
+      const ExpertHomes& homes = loaded.expert_homes();
+      EXPECT_EQ(homes.n_ranks, grid.dp * grid.tp * grid.pp);
+      const ExpertLoads loads = loads_of(*uses, homes);
+      EXPECT_GT(loads.balancedness, grid.pp == 1 ? 0.3 : 0.2);
+      EXPECT_LT(loads.balancedness, grid.dp * grid.tp == 1 ? 1.001 : 0.999);
     });
   }
 }

@@ -62,8 +62,8 @@ def ranks_of_number(processes, number):
     raise AssertionError(f"no rank {number}")
 
 
-def answer_of(address, question):
-    body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 80}
+def answer_of(address, question, most=80):
+    body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": most}
     request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -189,6 +189,41 @@ class OnRanks(unittest.TestCase):
                 os.kill(ranks_of_number(ranks, 0), signal.SIGTERM)
                 self.assertEqual(job.wait(30), 0, job.stderr.read())
                 self.assertEqual([p for p in ranks if is_alive(p)], [])
+
+    def test_uses_of_experts(self):
+        with tempfile.TemporaryDirectory() as folder:
+            alone([*QUESTION, "--record-routing", f"{folder}/r.json"])
+            want = json.loads(pathlib.Path(f"{folder}/r.json").read_text())
+
+        def uses(n, launcher, *options):
+            with tempfile.TemporaryDirectory() as job_folder:
+                job, ranks, address = self.serving(lambda command: launch(launcher, [(n, command)], job_folder), n,
+                                                   f"{os.getpid()}-uses-{options}", "--draft", "off", *options)
+                answer_of(address, QUESTION[-1], 60)
+                with urllib.request.urlopen(f"{address}/experts", timeout=60) as response:
+                    got = json.loads(response.read())
+                with urllib.request.urlopen(f"{address}/metrics", timeout=60) as response:
+                    metrics = response.read().decode()
+                os.kill(ranks_of_number(ranks, 0), signal.SIGTERM)
+                self.assertEqual(job.wait(30), 0, job.stderr.read())
+            self.assertEqual([layer["counts"] for layer in got["layers"]], want["counts"], options)
+            self.assertEqual(got["tokens"], want["tokens"])
+            self.assertEqual(sum(got["load"]), sum(map(sum, want["counts"])))
+            for rank in range(n):
+                self.assertRegex(metrics, rf'\ntandem:rank_expert_load_share{{[^}}]*rank="{rank}"}} [01]')
+            return got
+
+        dealt = [[expert % 2] for expert in range(16)]
+        for options in (("--ranks", "2"), ("--dp", "2")):
+            got = uses(2, LAUNCHERS[0], *options)
+            self.assertEqual([layer["ranks"] for layer in got["layers"]], [dealt, dealt])
+            for layer in got["layers"]:
+                rows = [sum(layer["counts"][rank::2]) for rank in range(2)]
+                self.assertAlmostEqual(layer["balancedness"], sum(rows) / 2 / max(rows))
+            self.assertEqual(got["load"], [sum(sum(layer["counts"][rank::2]) for layer in got["layers"]) for rank in range(2)])
+        got = uses(2, LAUNCHERS[-1], "--pp", "2")
+        for layer in got["layers"]:
+            self.assertEqual((len({rank for ranks in layer["ranks"] for rank in ranks}), layer["balancedness"]), (1, 1))
 
     def test_a_rank_that_is_lost_while_a_server_is_idle(self):
         for lost in range(2):

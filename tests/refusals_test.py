@@ -158,7 +158,7 @@ class Refusals(KeptOutput):
                    "--draft-tokens": (-1, 9, "x"), "--acceptance": (-0.1, 1.1, "nan"),
                    "--preset": ("isl2k-osl2k", ""), "--objective": ("speed",), "--experts": ("int3",), "--kv": ("int8",)},
             serve: {"--simulate-routing": (-1, 1, 1000),"--max-batch": (0, 1 << 20), "--chunk": (0, 1 << 20), "--kv-tokens": (-1, 5), "--kv-fraction": (0, 1),
-                    "--drain": (-1,), "--cors-origin": ("chat.example", "", "https://", "https://chat.example/"),
+                    "--balance-window": (-1, 100001, "x", 0.5), "--drain": (-1,), "--cors-origin": ("chat.example", "", "https://", "https://chat.example/"),
                     "--port": (-1, 65536)},
             ("plan", "r1", "--machine", "8xh200", "--preset", "isl1k-osl1k"): {"--out": ("x",), "--plot": ("x",), "--placement": ("x",)},
             ("bench", "serving", "--port", "1"): {

@@ -6,13 +6,16 @@
 import concurrent.futures
 import json
 import os
+import pathlib
 import re
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
-from running_server import ANSWER, QUESTION, ROOT, THINKING, TINY, Server, chat
+from running_server import ANSWER, QUESTION, ROOT, TANDEM, THINKING, TINY, Server, chat
 
 # The packages of tools/client_packages.sh precede older packages of this machine.
 sys.path.insert(1, str(ROOT / f"build/clients/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"))
@@ -343,6 +346,36 @@ class Serving(unittest.TestCase):
                 else:
                     self.assertEqual(status, 405, (method, path))
                     self.assertEqual(headers["Allow"], "POST" if "post" in there else "GET, HEAD")
+
+    def test_uses_of_experts(self):
+        self.server.wait_idle()
+        before = self.server.get("/experts")[1]
+        with tempfile.TemporaryDirectory() as folder:
+            recorded = f"{folder}/r.json"
+            subprocess.run([TANDEM, "run", "-q", "-p", QUESTION, "--temp", "0", "-n", "9", "--record-routing", recorded], check=True,
+                           stdout=subprocess.DEVNULL)
+            want = json.loads(pathlib.Path(recorded).read_text(encoding="utf-8"))
+        server = Server("--draft", "off", "--api-key", "k", "--cors-origin", "https://chat.example").wait_ready()
+        key = {"Authorization": "Bearer k"}
+        self.assertEqual(server.get("/experts")[0], 401)
+        server.post("/v1/chat/completions", chat(max_tokens=9), headers=key)
+        status, headers, body = server.request("GET", "/experts", headers={**key, "Origin": "https://chat.example"})
+        self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (200, "https://chat.example"))
+        got = json.loads(body)
+        self.assertEqual([layer["counts"] for layer in got["layers"]], want["counts"])
+        self.assertEqual((got["tokens"], got["steps"], got["window_steps"]), (want["tokens"], 9, 1000))
+        self.assertEqual(server.metric("tandem:expert_window_steps"), 9)
+        self.assertEqual(server.stop(), 0)
+        self.server.ok("/v1/completions", {"prompt": QUESTION, "max_tokens": 3})
+        self.assertGreater(self.server.get("/experts")[1]["steps"], before["steps"])
+
+    def test_uses_of_experts_are_not_counted(self):
+        server = Server("--balance-window", "0").wait_ready()
+        status, answer = server.get("/experts")
+        self.assertEqual((status, answer["error"]["code"]), (404, "not_counted"))
+        self.assertIn("--balance-window", answer["error"]["message"])
+        self.assertNotIn("expert_", server.get("/metrics")[1])
+        self.assertEqual(server.stop(), 0)
 
     def test_tools_are_taken(self):
         tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

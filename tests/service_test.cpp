@@ -7,6 +7,7 @@
 
 #include <set>
 
+#include "engine/expert_loads.h"
 #include "loader/loaded_model.h"
 #include "tests/error_of.h"
 #include "tests/repository.h"
@@ -94,6 +95,81 @@ TEST_F(ReadyService, SaysWhatItIs) {
   EXPECT_EQ(refused("/v1/completions", {{"prompt", "x"}}), "503 -: the server is stopping");
   EXPECT_EQ(post("/v1/completions", {{"prompt", "x"}}).retry_after_seconds, 5);
   EXPECT_EQ(post("/tokenize", Json::object()).retry_after_seconds, 0);
+}
+
+TEST_F(ReadyService, UsesOfExpertsAreCountedIfTheEngineDoes) {
+  EXPECT_EQ(refusal(get("/experts")),
+            "404 -: uses of experts are not counted: start the server with a --balance-window "
+            "above 0");
+  EXPECT_FALSE(says(get("/metrics").body, "expert"));
+  loaded_.model().count_experts();
+  Engine counting(loaded_.model(), loaded_.cache(), {loaded_.config().vocab, {}}, kContext,
+                  {.expert_window = 20});
+  service_.set_ready(counting, loaded_.expert_homes());
+  const auto submit = [&](int n_tokens) {
+    EngineRequest request;
+    request.request.prompt.assign(n_tokens, 20);
+    request.request.max_new_tokens = 1;
+    request.on_event = [](const TokenEvent&) { return true; };
+    counting.submit(std::move(request));
+    while (counting.step()) {
+    }
+  };
+  submit(9);
+  Json json = Json::parse(get("/experts").body);
+  EXPECT_EQ(json["window_steps"], 20);
+  EXPECT_EQ(json["steps"], 1);
+  EXPECT_EQ(json["tokens"], 9);
+  EXPECT_EQ(json["load"], Json::array({2 * 9 * 4.0})) << "two layers, four experts a token";
+  EXPECT_EQ(json["balancedness"], 1);
+  EXPECT_FALSE(json.contains("gpu_share"));
+  ASSERT_EQ(json["layers"].size(), 2u);
+  const auto uses = counting.expert_uses();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(json["layers"][i]["layer"], i + 1) << "layer 0 is dense";
+    EXPECT_EQ(json["layers"][i]["counts"], Json(uses->of_layer[i + 1]));
+    EXPECT_EQ(json["layers"][i]["ranks"], nullptr);
+    EXPECT_FALSE(json["layers"][i].contains("gpu"));
+  }
+  const std::string labels = "{model_name=\"the/model\",engine=\"0\"";
+  std::string text = get("/metrics").body;
+  EXPECT_TRUE(says(text, "\ntandem:expert_window_steps" + labels + "} 1\n"));
+  EXPECT_TRUE(says(text, "\ntandem:expert_balancedness" + labels + "} 1\n"));
+  for (const char* absent : {"layer_expert", "rank_expert", "gpu_share"})
+    EXPECT_FALSE(says(text, absent)) << absent;
+
+  // The same counts if rank 1 had experts 8 and more, and expert 0 as well.
+  ExpertHomes homes = loaded_.expert_homes();
+  homes.n_ranks = 2;
+  homes.ranks_of_layer.assign(3, {0, 2});
+  for (auto& layer : homes.ranks)
+    for (size_t e = 0; e < layer.size(); ++e)
+      layer[e] = e == 0 ? std::vector<int>{0, 1} : std::vector<int>{e < 8 ? 0 : 1};
+  homes.on_gpu = {{}, std::vector<bool>(16, true), std::vector<bool>(16)};
+  homes.on_gpu[2][5] = true;
+  service_.set_ready(counting, homes);
+  json = Json::parse(get("/experts").body);
+  const ExpertLoads loads = loads_of(*uses, homes);
+  EXPECT_EQ(json["load"], Json(loads.of_rank));
+  EXPECT_EQ(json["load"][0].get<double>() + json["load"][1].get<double>(), 72);
+  EXPECT_EQ(json["layers"][0]["ranks"][0], Json({0, 1}));
+  EXPECT_EQ(json["layers"][1]["ranks"][9], Json::array({1}));
+  EXPECT_EQ(json["layers"][1]["gpu"], Json::array({5}));
+  EXPECT_EQ(json["layers"][0]["gpu"].size(), 16u);
+  EXPECT_EQ(json["layers"][0]["gpu_share"], 1);
+  text = get("/metrics").body;
+  const auto line = [&](const std::string& name, const std::string& more, double value) {
+    EXPECT_TRUE(says(text, fmt::format("\ntandem:{}{}{}}} {}\n", name, labels, more, value)))
+        << name << " in " << text;
+  };
+  line("layer_expert_balancedness", ",layer=\"1\"", loads.layers[1].balancedness);
+  line("layer_expert_balancedness", ",layer=\"2\"", loads.layers[2].balancedness);
+  EXPECT_FALSE(says(text, "layer=\"0\""));
+  line("rank_expert_load_share", ",rank=\"0\"", loads.of_rank[0] / 72);
+  line("rank_expert_load_share", ",rank=\"1\"", loads.of_rank[1] / 72);
+  line("expert_balancedness", "", loads.balancedness);
+  line("expert_gpu_share", "", loads.gpu_share);
+  service_.set_ready(engine_);
 }
 
 TEST_F(ReadyService, ModelsAreFoundByTheirIds) {

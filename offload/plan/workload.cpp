@@ -94,10 +94,33 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c)
       n_active_(c.router.n_active),
       n_experts_(c.router.n_experts) {}
 
+namespace {
+
+// What a server's /experts answers, as --record-routing would write it. Layers for multi-token
+// prediction are left out.
+nlohmann::json recorded_form(const nlohmann::json& served, const ModelConfig& c,
+                             const std::string& source) {
+  nlohmann::json counts = nlohmann::json::array();
+  for (const nlohmann::json& layer : served["layers"]) {
+    require(layer.is_object() && layer.contains("layer") && layer["layer"].is_number_integer() &&
+                layer.contains("counts"),
+            "{}: layers[{}] has no layer or no counts", source, counts.size());
+    if (layer["layer"] < c.n_layers) counts.push_back(layer["counts"]);
+  }
+  return {{"layers", c.n_layers},
+          {"experts", counts.empty() ? size_t{0} : counts[0].size()},
+          {"tokens", served.contains("tokens") ? served["tokens"] : nlohmann::json()},
+          {"counts", std::move(counts)}};
+}
+
+}  // namespace
+
 RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text,
                                      const std::string& source)
     : RoutingStatistics(c) {
-  const nlohmann::json tree = parse_json(text, source);
+  nlohmann::json tree = parse_json(text, source);
+  if (tree.is_object() && tree.contains("layers") && tree["layers"].is_array())
+    tree = recorded_form(tree, c, source);
   JsonFields fields(tree, source);
   const int layers = fields.integer("layers", 1, 1 << 20);
   const int experts = fields.integer("experts", 1, 1 << 20);

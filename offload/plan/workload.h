@@ -75,8 +75,9 @@ class RoutingStatistics {
   explicit RoutingStatistics(const ModelConfig& config);
   // Reads {"model": shapes as --record-routing writes them (optional), "layers": .., "experts": ..,
   // "tokens": .., "experts_of_neighbours": [mean number of different experts that n = 1, 2, ..
-  // neighbouring tokens choose in a layer] (optional), "counts": [[..] per MoE layer]}. Throws
-  // Error when the text is malformed or describes another model.
+  // neighbouring tokens choose in a layer] (optional), "counts": [[..] per MoE layer]}, or what a
+  // server's GET /experts answers. Throws Error when the text is malformed or describes another
+  // model.
   RoutingStatistics(const ModelConfig& config, std::string_view json, const std::string& source);
 
   bool knows_neighbours() const { return !independent_.empty(); }

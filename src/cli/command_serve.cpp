@@ -30,6 +30,9 @@ void require_sane(const ServeOptions& s) {
   require(s.kv_tokens >= 0, "--kv-tokens {}: must be 0 or more", s.kv_tokens);
   require(s.kv_fraction > 0 && s.kv_fraction < 1, "--kv-fraction {}: must be between 0 and 1",
           s.kv_fraction);
+  require(s.balance_window >= 0 && s.balance_window <= ExpertWindow::kMaxSteps,
+          "--balance-window {}: must be between 0 and {}", s.balance_window,
+          ExpertWindow::kMaxSteps);
   require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
   for (const std::string& origin : s.cors_origins)
     require(origin == "*" || is_origin(origin),
@@ -43,6 +46,7 @@ ModelOptions model_options(const Options& options) {
   model.step_tokens = s.chunk;
   model.kv_fraction = s.kv_fraction;
   model.simulated_ranks = s.simulated_ranks;
+  model.count_experts = s.balance_window > 0;
   const ModelConfig config = ModelConfig::from_directory(model.directory);
   require_simulated_ranks(config.router, s.simulated_ranks);
   return for_many_sequences(std::move(model), config, s.max_batch, s.kv_tokens);
@@ -93,7 +97,7 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
   };
   const auto on_ready = [&service, quiet = options.quiet](Engine& engine,
                                                           const LoadedModel& loaded) {
-    service.set_ready(engine);
+    service.set_ready(engine, loaded.expert_homes());
     if (!quiet) print_line(ready_line(engine, loaded));
   };
   const auto on_failed = [&service, &server] {
@@ -108,7 +112,8 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
                                                               .progress = progress,
                                                               .max_running = s.max_batch,
                                                               .keeps_pages = !s.no_prefix_cache,
-                                                              .async_output = !s.no_async_output},
+                                                              .async_output = !s.no_async_output,
+                                                              .expert_window = s.balance_window},
                                         EngineThread::Hooks{on_ready, on_failed});
 }
 
@@ -182,6 +187,9 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   serve.add_option("--simulate-routing", s.simulated_ranks,
                    "for measuring: route as if perfectly balanced over so many ranks; texts are "
                    "meaningless; 0: as the router chooses");
+  add_value(serve, "--balance-window", s.balance_window,
+            "steps for which /experts and /metrics count how often each expert is chosen; 0: they "
+            "do not");
   add_value(serve, "--drain", s.drain_seconds, "seconds for running answers to end after SIGTERM");
   serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
                  "free the KV cache of a prompt when its answer has ended");

@@ -54,7 +54,8 @@ struct ServeOptions {
   int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
   double kv_fraction = 0.8;  // of the memory that is free after loading
   int drain_seconds = 30;
-  int simulated_ranks = 0;  // of balanced routing; 0: the router chooses
+  int simulated_ranks = 0;    // of balanced routing; 0: the router chooses
+  int balance_window = 1000;  // steps whose uses of experts are counted; 0: none
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
 };
 

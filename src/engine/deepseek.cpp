@@ -59,7 +59,9 @@ void DeepSeek::project_to_vocabulary(TensorView rows, const QuantView& head, int
 
 Ticket DeepSeek::route(int layer, const Batch& batch, const Scratch& s) {
   const LayerWeights& w = w_.layers[layer];
-  ops_.route({s.h, w.router, w.router_bias, c_.router, s.scores, s.routing});
+  const TensorView uses = scratch_.uses.rows_from(layer, 1);
+  ops_.route({s.h, w.router, w.router_bias, c_.router, s.scores, s.routing,
+              counts_experts_ ? static_cast<uint32_t*>(uses.data) : nullptr});
   return experts_.submit({layer, s.h, s.routing, batch.first_row()});
 }
 
@@ -86,6 +88,7 @@ void DeepSeek::for_each_matrix(Scratch& s, const ModelConfig& c, StepLimits limi
   const int64_t n_mtp = c.n_used_mtp_layers > 0 ? n : 0;
   visit(s.hidden, n_mtp, c.dim, DType::kF32);
   visit(s.joined, n_mtp, int64_t{2} * c.dim, DType::kF32);
+  visit(s.uses, c.n_all_layers(), c.router.n_experts, DType::kI32);
 }
 
 DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm form)
@@ -99,6 +102,13 @@ DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm for
   arena_ =
       Arena::holding([&](auto visit) { for_each_matrix(scratch_, parts.config, limits, visit); },
                      [&](int64_t bytes) { return parts.device.allocate(bytes); });
+}
+
+void DeepSeek::count_experts() {
+  TensorView zeros = scratch_.uses;
+  zeros.dtype = DType::kF32;  // 0 has the same bits in both types
+  ops_.clear(zeros);
+  counts_experts_ = true;
 }
 
 LayerRange DeepSeek::main_layers() const {

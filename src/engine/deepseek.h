@@ -63,6 +63,11 @@ class DeepSeek {
   void mtp_head(int module, const Batch& step);
 
   TensorView logits() const { return scratch_.logits; }  // [max_logits, vocab], on the device
+  // From now on, before the first step, the routers count how often they choose each expert.
+  void count_experts();
+  // These counts, on the device: uint32_t as kI32 [n_all_layers, n_experts], modulo 2^32. 0 for
+  // dense layers.
+  TensorView expert_uses() const { return scratch_.uses; }
   const MlaAttention& attention() const { return attention_; }
 
  private:
@@ -78,6 +83,7 @@ class DeepSeek {
     TensorView logits;    // [n_logits, vocab]
     TensorView hidden;    // [n, dim] hidden states after a norm; with MTP layers only
     TensorView joined;    // [n, 2 * dim] normalised embedding and hidden state
+    TensorView uses;      // [n_all_layers, n_experts]
   };
   template <class Visit>
   static void for_each_matrix(Scratch& s, const ModelConfig& config, StepLimits limits,
@@ -96,6 +102,7 @@ class DeepSeek {
   MlaAttention attention_;
   Arena arena_;
   Scratch scratch_;
+  bool counts_experts_ = false;
 };
 
 }  // namespace tandem

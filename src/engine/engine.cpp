@@ -43,6 +43,12 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
           context, longest);
   check(!options.host_pages || model.n_replicas() == 1, "one replica has pages in host memory");
   counts_.scheduler = replicas_.counts();
+  if (options.expert_window == 0) return;
+  const ModelConfig& config = model.config();
+  read_uses_.resize(int64_t{config.n_all_layers()} * config.router.n_experts);
+  model.read_expert_uses(read_uses_);
+  expert_window_.emplace(config, options.expert_window, read_uses_);
+  expert_uses_ = std::make_shared<ExpertUses>(expert_window_->uses());
 }
 
 bool Engine::step() {
@@ -59,6 +65,7 @@ bool Engine::step() {
     if (drafter_.is_on()) draft_next(seconds);
   }
   count_step();
+  if (expert_window_) read_expert_uses();
   deliver();
   return computes;
 }
@@ -401,6 +408,17 @@ void Engine::count_step() {
   ++counts_.steps_of[std::min(size, EngineCounts::kStepSizes - 1)];
 }
 
+// Reads the counts once in a block of steps, and when nothing is left to compute.
+void Engine::read_expert_uses() {
+  if (n_tokens_ > 0) expert_window_->add_step(n_tokens_);
+  if (!expert_window_->has_news() || !(expert_window_->is_due() || replicas_.empty())) return;
+  model_.read_expert_uses(read_uses_);
+  expert_window_->read(read_uses_);
+  auto uses = std::make_shared<const ExpertUses>(expert_window_->uses());
+  const std::lock_guard lock(mutex_);
+  expert_uses_ = std::move(uses);
+}
+
 SequenceId Engine::submit(EngineRequest request) {
   require_runnable(request, model_.config().vocab, context_, vocabulary_);
   check(!request.on_logits || request.request.max_new_tokens == 0, "logits or an answer");
@@ -425,6 +443,11 @@ void Engine::forget_pages() {
 EngineCounts Engine::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
+}
+
+std::shared_ptr<const ExpertUses> Engine::expert_uses() const {
+  const std::lock_guard lock(mutex_);
+  return expert_uses_;
 }
 
 void Engine::stop() {

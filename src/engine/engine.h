@@ -7,8 +7,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "engine/drafter.h"
+#include "engine/expert_window.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
 #include "engine/replicas.h"
@@ -39,6 +41,9 @@ class Engine {
     OutputThread* output = nullptr;   // delivers events; null: they are delivered between steps
     OutputThread* masks = nullptr;    // computes token masks beside the step; null: after it
     Drafting drafting = {};           // what is drafted
+    // Steps for which uses of experts are counted, at most ExpertWindow::kMaxSteps; the model has
+    // count_experts(). 0: they are not counted.
+    int expert_window = 0;
   };
 
   // All references outlive the engine, which alone uses the cache. The vocabulary may be smaller
@@ -54,6 +59,10 @@ class Engine {
   void abort(SequenceId id);
   void forget_pages();  // empties the prefix cache
   EngineCounts counts() const;
+  // Thread-safe, and waits for no step. How often experts were chosen in the steps of the window;
+  // null if that is not counted.
+  std::shared_ptr<const ExpertUses> expert_uses() const;
+  int expert_window() const { return options_.expert_window; }
   int64_t context() const { return context_; }
   const BackboneGrid& grid() const { return model_.grid(); }
   int vocabulary_size() const { return vocabulary_.size; }
@@ -134,6 +143,7 @@ class Engine {
   void fail_all(const std::string& why);
   void deliver_now(const std::vector<Event>& events);
   void count_step();
+  void read_expert_uses();
 
   StepRunner& model_;
   KvCache& cache_;
@@ -153,6 +163,8 @@ class Engine {
   int n_sampled_ = 0;                      // tokens sampled in this step
   std::vector<Event> events_;              // events of this step
   std::future<void> masks_ready_;
+  std::optional<ExpertWindow> expert_window_;  // empty: uses of experts are not counted
+  std::vector<uint32_t> read_uses_;            // [n_all_layers * n_experts]
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable ordered_;
@@ -161,6 +173,7 @@ class Engine {
   std::string failure_;  // why run() failed; empty: it has not
   SequenceId last_id_ = 0;
   EngineCounts counts_;
+  std::shared_ptr<const ExpertUses> expert_uses_;
 };
 
 }  // namespace tandem

@@ -142,6 +142,9 @@ bool StepChannel::obey(const StepMessage& message) {
     case StepOrder::Kind::kLogits:
       reply(runner.own_logits(message.logits));
       return true;
+    case StepOrder::Kind::kExpertUses:
+      reply(runner.own_expert_uses());
+      return true;
     default:
       check(false, "an order that ranks obey");
   }

@@ -22,7 +22,16 @@ struct DrawnVocabulary {
 };
 
 struct StepOrder {
-  enum class Kind : int32_t { kForward, kDraft, kCopyPage, kVocabulary, kLogits, kHeartbeat, kEnd };
+  enum class Kind : int32_t {
+    kForward,
+    kDraft,
+    kCopyPage,
+    kVocabulary,
+    kLogits,
+    kExpertUses,
+    kHeartbeat,
+    kEnd
+  };
   Kind kind;
   int32_t model = 0;
   int32_t module = 0;                               // of kDraft

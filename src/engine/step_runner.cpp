@@ -191,6 +191,41 @@ ConstBytes StepRunner::own_logits(std::span<const LogitsWanted> replicas) {
   return reply_;
 }
 
+// The ranks of a replica route the same tokens: its first one in each stage counts them.
+void StepRunner::count_experts() {
+  counts_experts_ = true;
+  if (is_counter(rank_)) model_.count_experts();
+}
+
+void StepRunner::read_expert_uses(std::span<uint32_t> out) {
+  check(rank_ == 0 && counts_experts_, "rank 0 reads what is counted");
+  const TensorView uses = model_.expert_uses();
+  check(std::ssize(out) == uses.rows * uses.cols, "a count for each expert of each layer");
+  const bool others_count = grid_.n_ranks() > grid_.tp;
+  StepChannel::Turn turn;
+  if (others_count) turn = announced({.order = {.kind = StepOrder::Kind::kExpertUses}});
+  parts_.device.to_host(uses, {out.data(), uses.rows, uses.cols, uses.cols, uses.dtype});
+  if (!others_count) return;
+  check(channel_ != nullptr, "other ranks reply over a channel");
+  for (int rank = 0; rank < grid_.n_ranks(); ++rank)
+    reply_bytes_[rank] = rank > 0 && is_counter(rank) ? std::ssize(std::as_bytes(out)) : 0;
+  std::vector<uint32_t> theirs(out.size());
+  for (ConstBytes replies = channel_->replies(reply_bytes_); !replies.empty();
+       replies = replies.subspan(out.size_bytes())) {
+    std::memcpy(theirs.data(), replies.data(), out.size_bytes());
+    for (size_t i = 0; i < out.size(); ++i) out[i] += theirs[i];
+  }
+  std::ranges::fill(reply_bytes_, 0);  // read_logits() sets those of the ranks that reply to it
+}
+
+ConstBytes StepRunner::own_expert_uses() {
+  if (!is_counter(rank_)) return {};
+  const TensorView uses = model_.expert_uses();
+  reply_.resize(uses.rows * uses.row_bytes());
+  parts_.device.to_host(uses, {reply_.data(), uses.rows, uses.cols, uses.cols, uses.dtype});
+  return reply_;
+}
+
 // Calls enqueue(), or replays what it enqueued for an equal step. Without tokens this rank computes
 // experts for the others.
 void StepRunner::compute(const Work& work, const std::function<void()>& enqueue) {

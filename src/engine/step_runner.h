@@ -47,6 +47,17 @@ class StepRunner {
   // replica replies. Valid until the next call.
   ConstBytes own_logits(std::span<const LogitsWanted> replicas);
 
+  // From now on, before the first step, how often the routers choose each expert is counted. All
+  // ranks call it.
+  void count_experts();
+  bool counts_experts() const { return counts_experts_; }
+  // Waits for the steps before and reads the counts of all replicas and stages together, modulo
+  // 2^32: [n_all_layers, n_experts], 0 for dense layers. Called on rank 0.
+  void read_expert_uses(std::span<uint32_t> out);
+  // What read_expert_uses() adds up of this rank; empty if another rank counts the same tokens and
+  // layers. Valid until the next call.
+  ConstBytes own_expert_uses();
+
   // From now on the other ranks of the channel are told of every call of the above; this is their
   // model of that number.
   void announce_on(StepChannel& channel, int number) {
@@ -79,6 +90,7 @@ class StepRunner {
   void compute_for_others(LayerRange layers);
   void run_or_replay(const Work& work, const std::function<void()>& enqueue);
   int64_t bytes_of(const LogitsWanted& wanted) const;
+  bool is_counter(int rank) const { return grid_.part_of(rank) == 0; }
   bool is_decode(const Batch& step) const;
   MicroBatches micro_batches_of(const Batch& step) const;
   void compute(const Work& work, const std::function<void()>& enqueue);
@@ -95,6 +107,7 @@ class StepRunner {
   Pipeline pipeline_;
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
   bool others_know_vocabulary_ = false;
+  bool counts_experts_ = false;
   std::vector<std::byte> reply_;
   std::vector<int64_t> reply_bytes_;  // [ranks]
 };

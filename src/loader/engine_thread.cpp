@@ -55,7 +55,8 @@ void EngineThread::load_and_run() {
                  .host_pages = loaded.host_pages(),
                  .output = options_.async_output ? &output_ : nullptr,
                  .masks = options_.async_output ? &masks_ : nullptr,
-                 .drafting = loaded.drafting()});
+                 .drafting = loaded.drafting(),
+                 .expert_window = options_.expert_window});
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;

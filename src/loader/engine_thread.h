@@ -31,6 +31,7 @@ class EngineThread {
     int max_running = 256;     // sequences per step
     bool keeps_pages = true;   // prefix cache
     bool async_output = true;  // tokens become text on another thread than the one that computes
+    int expert_window = 0;     // Engine::Options; the model's options then have count_experts
   };
   // Both are called on the new thread.
   struct Hooks {

@@ -202,6 +202,8 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     load_on_gpu(source, decision);
   else
     load_on_cpu(source, decision);
+  if (options.count_experts) model_->count_experts();
+  expert_homes_ = tandem::expert_homes(config_, decision.parts);
 }
 
 // Ranks take the CPU if the GPU of one of them does not take its part.

@@ -9,6 +9,7 @@
 #include "engine/sampler.h"
 #include "engine/step_runner.h"
 #include "loader/decision.h"
+#include "loader/expert_homes.h"
 #include "loader/grid_groups.h"
 #include "offload/cpu_experts.h"
 #include "offload/ranks/exchanged_experts.h"
@@ -51,6 +52,7 @@ class LoadedModel {
     if (gpu_) return gpu_->routing();
     return recorder_ ? &recorder_->counts() : nullptr;
   }
+  const ExpertHomes& expert_homes() const { return expert_homes_; }
   const Timeline* timeline() const { return timeline_.get(); }  // null: not recorded
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
@@ -84,6 +86,7 @@ class LoadedModel {
   const Topology topology_;  // the part that computes
   int64_t context_ = 0;
   Drafting drafting_;
+  ExpertHomes expert_homes_;
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;

@@ -84,6 +84,7 @@ struct ModelOptions {
   ReplicaChoice replica_choice = ReplicaChoice::kNearest;  // of an expert that several ranks have
   int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
   bool record_routing = false;
+  bool count_experts = false;        // StepRunner::count_experts()
   bool record_timeline = false;      // of steps shared by GPU and CPU
   LoadProgress write_progress = {};  // of the packed cache
   // Called with one line: what the user should know, and what was decided.

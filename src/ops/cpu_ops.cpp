@@ -18,8 +18,9 @@ int max_columns(const ModelConfig& c) {
 }
 
 void copy_rows(TensorView from, TensorView to) {
+  check(from.dtype == to.dtype, "a copy has the type of its source");
   for (int64_t r = 0; r < from.rows; ++r)
-    std::copy_n(from.row<float>(r), from.cols, to.row<float>(r));
+    std::memcpy(to.row_data(r), from.row_data(r), from.cols * size_of(from.dtype));
 }
 
 Bytes bytes_of(TensorView x) {
@@ -196,6 +197,9 @@ void CpuOps::route(const RouteArgs& a) {
                 {a.out.ids.row<int32_t>(t), k}, {a.out.weights.row<float>(t), k});
     if (a.router.simulated_ranks > 0) balance(a.router, t, {a.out.ids.row<int32_t>(t), k});
   });
+  if (!a.uses) return;
+  for (int64_t t = 0; t < a.x.rows; ++t)
+    for (const int32_t id : std::span(a.out.ids.row<int32_t>(t), k)) ++a.uses[id];
 }
 
 void CpuOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {

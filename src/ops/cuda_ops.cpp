@@ -234,6 +234,7 @@ void CudaOps::route(const RouteArgs& a) {
   args.weights = gpu_matrix(a.out.weights);
   args.ids = static_cast<int32_t*>(a.out.ids.data);
   args.ids_stride = a.out.ids.stride;
+  args.uses = a.uses;
   args.tokens = rows_of(a.x);
   gpu::route(stream_, args);
 }

@@ -62,6 +62,9 @@ struct RouteArgs {
   const RouterConfig& router;
   TensorView logits;  // [tokens, n_experts], scratch
   Routing out;
+  // [n_experts] in the device's memory: how often each expert was chosen, modulo 2^32, to which
+  // these choices are added; null: they are not counted.
+  uint32_t* uses = nullptr;
 };
 
 class Ops {

@@ -82,6 +82,36 @@ void replicas_text(PrometheusText& t, const std::vector<Scheduler::Counts>& repl
        [](Counts s) { return s.n_cached_tokens; });
 }
 
+// Of one rank, its share and the balancedness of layers are not worth lines: they are 1.
+void experts_text(PrometheusText& t, const Metrics::Experts& experts) {
+  const auto& [uses, homes] = experts;
+  const ExpertLoads loads = loads_of(uses, homes);
+  t.type("tandem:expert_window_steps", "gauge", "Steps whose uses of experts are counted.");
+  t.value("tandem:expert_window_steps", uses.n_steps);
+  t.type("tandem:expert_balancedness", "gauge",
+         "Mean of the ranks' rows of routed experts by those of the busiest rank, of each layer; "
+         "the mean of the layers, weighted by their rows. 1: all ranks have as many.");
+  t.value("tandem:expert_balancedness", loads.balancedness);
+  if (homes.n_ranks > 1) {
+    t.type("tandem:layer_expert_balancedness", "gauge", "The same of one layer.");
+    for (size_t l = 0; l < loads.layers.size(); ++l)
+      if (!uses.of_layer[l].empty())
+        t.value("tandem:layer_expert_balancedness", loads.layers[l].balancedness,
+                fmt::format("layer=\"{}\"", l));
+    double n_rows = 0;
+    for (const double rows : loads.of_rank) n_rows += rows;
+    t.type("tandem:rank_expert_load_share", "gauge",
+           "Rows of routed experts that a rank has, of all layers, as a share of all ranks'.");
+    for (size_t rank = 0; rank < loads.of_rank.size(); ++rank)
+      t.value("tandem:rank_expert_load_share", n_rows > 0 ? loads.of_rank[rank] / n_rows : 0,
+              fmt::format("rank=\"{}\"", rank));
+  }
+  if (homes.on_gpu.empty()) return;
+  t.type("tandem:expert_gpu_share", "gauge",
+         "Share of the rows of routed experts whose expert is in the GPU's memory.");
+  t.value("tandem:expert_gpu_share", loads.gpu_share);
+}
+
 void engine_text(PrometheusText& t, const EngineCounts& c) {
   const Scheduler::Counts& s = c.scheduler;
   t.both("gauge", "requests_running", "num_requests_running", "Requests that are running.",
@@ -193,12 +223,14 @@ void Metrics::http_response(int http_status) {
   }
 }
 
-std::string Metrics::text(const std::string& model, const EngineCounts* counts) const {
+std::string Metrics::text(const std::string& model, const EngineCounts* counts,
+                          const Experts* experts) const {
   PrometheusText t{.labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model)),
                    .out = {}};
   t.type("tandem:ready", "gauge", "1 once the model is loaded.");
   t.value("tandem:ready", counts ? 1 : 0);
   if (counts) engine_text(t, *counts);
+  if (experts) experts_text(t, *experts);
 
   const std::lock_guard lock(mutex_);
   t.both("counter", "prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of requests.",

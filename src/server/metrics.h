@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/expert_loads.h"
 
 namespace tandem {
 
@@ -40,8 +41,14 @@ class Metrics {
   void finished(const Finished& request);
   void http_response(int http_status);
 
-  // `counts` is null while the model is loading.
-  std::string text(const std::string& model, const EngineCounts* counts) const;
+  // What is counted of routed experts, and where they are.
+  struct Experts {
+    const ExpertUses& uses;
+    const ExpertHomes& homes;
+  };
+  // `counts` is null while the model is loading, `experts` while or if they are not counted.
+  std::string text(const std::string& model, const EngineCounts* counts,
+                   const Experts* experts = nullptr) const;
 
  private:
   mutable std::mutex mutex_;

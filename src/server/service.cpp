@@ -24,8 +24,8 @@ constexpr std::string_view kModelsPath = "/v1/models", kModelPath = "/v1/models/
 // All paths. openapi.json documents them, and serve_test.py compares the two lists.
 constexpr std::array<std::string_view, 6> kPublicPaths = {"/",        "/health",  "/ping",
                                                           "/version", "/metrics", "/openapi.json"};
-constexpr std::array<std::string_view, 4> kGetPaths = {kModelsPath, "/get_server_info",
-                                                       "/server_info", "/get_model_info"};
+constexpr std::array<std::string_view, 5> kGetPaths = {
+    kModelsPath, "/get_server_info", "/server_info", "/get_model_info", "/experts"};
 constexpr std::array<std::string_view, 7> kPostPaths = {
     "/v1/completions", "/v1/chat/completions", "/generate",          "/tokenize",
     "/detokenize",     "/flush_cache",         "/reset_prefix_cache"};
@@ -53,6 +53,21 @@ nlohmann::ordered_json parse_body(const std::string& body) {
 
 HttpResponse json_response(const OrderedJson& json) {
   return {.status = 200, .body = dump_json(json)};
+}
+
+OrderedJson expert_layer_json(const ExpertHomes& homes, const ExpertUses& uses,
+                              const ExpertLoads& loads, int layer) {
+  OrderedJson json = {{"layer", layer},
+                      {"balancedness", loads.layers[layer].balancedness},
+                      {"counts", uses.of_layer[layer]},
+                      {"ranks", nullptr}};
+  if (homes.n_ranks > 1) json["ranks"] = homes.ranks[layer];
+  if (homes.on_gpu.empty()) return json;
+  json["gpu"] = OrderedJson::array();
+  for (size_t e = 0; e < homes.on_gpu[layer].size(); ++e)
+    if (homes.on_gpu[layer][e]) json["gpu"].push_back(e);
+  json["gpu_share"] = loads.layers[layer].gpu_share;
+  return json;
 }
 
 bool contains(std::span<const std::string_view> paths, std::string_view path) {
@@ -115,6 +130,7 @@ Service::Result Service::get(const HttpRequest& request) {
   if (path == "/version") return json_response({{"version", kVersion}});
   if (path == "/openapi.json") return HttpResponse{200, std::string(openapi())};
   if (path == "/metrics") return metrics();
+  if (path == "/experts") return experts();
   if (path.compare(0, kModelsPath.size(), kModelsPath) == 0) return models(path);
   return server_info();
 }
@@ -138,8 +154,37 @@ HttpResponse Service::metrics() const {
   Engine* engine = engine_;
   std::optional<EngineCounts> counts;
   if (engine) counts = engine->counts();
-  return {200, metrics_.text(options_.model_id, counts ? &*counts : nullptr),
-          "text/plain; version=0.0.4; charset=utf-8"};
+  const auto uses = engine ? engine->expert_uses() : nullptr;
+  std::optional<Metrics::Experts> experts;
+  if (uses) experts.emplace(Metrics::Experts{*uses, expert_homes_});
+  return {
+      200,
+      metrics_.text(options_.model_id, counts ? &*counts : nullptr, experts ? &*experts : nullptr),
+      "text/plain; version=0.0.4; charset=utf-8"};
+}
+
+// How often each routed expert was chosen, and where it is.
+HttpResponse Service::experts() {
+  const Engine& running = engine();
+  const auto uses = running.expert_uses();
+  if (!uses)
+    throw ApiError(404,
+                   "uses of experts are not counted: start the server with a --balance-window "
+                   "above 0",
+                   {}, "not_counted");
+  const ExpertLoads loads = loads_of(*uses, expert_homes_);
+  OrderedJson layers = OrderedJson::array();
+  for (int layer = 0; layer < std::ssize(uses->of_layer); ++layer)
+    if (!uses->of_layer[layer].empty())
+      layers.push_back(expert_layer_json(expert_homes_, *uses, loads, layer));
+  OrderedJson json = {{"window_steps", running.expert_window()},
+                      {"steps", uses->n_steps},
+                      {"tokens", uses->n_tokens},
+                      {"balancedness", loads.balancedness},
+                      {"load", loads.of_rank}};
+  if (!expert_homes_.on_gpu.empty()) json["gpu_share"] = loads.gpu_share;
+  json["layers"] = std::move(layers);
+  return json_response(json);
 }
 
 HttpResponse Service::models(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 
+#include "engine/expert_loads.h"
 #include "server/answer_grammar.h"
 #include "server/api_error.h"
 #include "server/cors.h"
@@ -46,7 +47,11 @@ class Service {
   // State of the server: loading, with the loaded fraction 0 .. 1; ready; stopping, when new
   // requests are refused. The engine must outlive all generations.
   void set_loading(double fraction) { loaded_fraction_ = fraction; }
-  void set_ready(Engine& engine) { engine_ = &engine; }
+  // `homes`: of the engine's model.
+  void set_ready(Engine& engine, ExpertHomes homes = {}) {
+    expert_homes_ = std::move(homes);
+    engine_ = &engine;
+  }
   bool is_ready() const { return engine_ != nullptr; }
   void set_stopping() { stopping_ = true; }
 
@@ -68,6 +73,7 @@ class Service {
   Result get(const HttpRequest& request);
   Result post(const HttpRequest& request);
   HttpResponse metrics() const;
+  HttpResponse experts();
   HttpResponse models(const std::string& path);
   void require_key(const HttpRequest& request) const;
   Engine& engine();
@@ -89,6 +95,7 @@ class Service {
   const int64_t created_;
   Metrics metrics_;
   std::atomic<double> loaded_fraction_{0};
+  ExpertHomes expert_homes_;  // not changed once engine_ is set
   std::atomic<Engine*> engine_{nullptr};
   std::atomic<bool> stopping_{false};
 };

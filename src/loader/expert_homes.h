@@ -1,0 +1,12 @@
+// Where the routed experts are once a model is loaded, for statistics.
+#pragma once
+#include "engine/expert_loads.h"
+#include "model/config.h"
+#include "offload/plan/executed_parts.h"
+
+namespace tandem {
+
+// `parts` of any rank; all ranks that it numbers are those of the grid.
+ExpertHomes expert_homes(const ModelConfig& config, const ExecutedParts& parts);
+
+}  // namespace tandem
