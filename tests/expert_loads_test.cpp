@@ -109,9 +109,9 @@ TEST(ExpertHomes, OfRanksAndStages) {
   EXPECT_EQ(dealt.ranks_of_layer, (std::vector<Slice>{{0, 2}, {0, 2}, {2, 2}, {2, 2}}));
   EXPECT_EQ(dealt.ranks[1], (std::vector<std::vector<int>>{{0}, {1}, {0}, {1}}));
   EXPECT_EQ(dealt.ranks[3], (std::vector<std::vector<int>>{{2}, {3}, {2}, {3}}));
-  parts.rank_of_expert = {{}, {1, 1, 0, 0}, {0, 0, 0, 1}, {1, 0, 1, 0}};
+  parts.ranks_of_expert = {{}, {{1}, {0, 1}, {0}, {0}}, {{0}, {0}, {0}, {1}}, {{1}, {0}, {1}, {0}}};
   const ExpertHomes placed = expert_homes(config, parts);
-  EXPECT_EQ(placed.ranks[1], (std::vector<std::vector<int>>{{1}, {1}, {0}, {0}}));
+  EXPECT_EQ(placed.ranks[1], (std::vector<std::vector<int>>{{1}, {0, 1}, {0}, {0}}));
   EXPECT_EQ(placed.ranks[2], (std::vector<std::vector<int>>{{2}, {2}, {2}, {3}}));
 }
 

@@ -360,7 +360,7 @@ TEST(Statistics, ReadsWhatAServerAnswers) {
   nlohmann::json served = {{"window_steps", 1000}, {"steps", 9}, {"tokens", 256}, {"load", {1}}};
   for (int l = 3; l < 62; ++l) {  // the last one is for multi-token prediction
     std::vector<int> counts(256, 8);
-    if (l < 61) std::swap(counts[l] = 9, counts[200] = 7);
+    if (l < 61) counts[l] = 7, counts[200] = 9;
     served["layers"].push_back({{"layer", l}, {"balancedness", 1}, {"counts", counts}});
   }
   const RoutingStatistics routing(r1, served.dump(), "s.json");

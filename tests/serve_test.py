@@ -364,6 +364,14 @@ class Serving(unittest.TestCase):
         got = json.loads(body)
         self.assertEqual([layer["counts"] for layer in got["layers"]], want["counts"])
         self.assertEqual((got["tokens"], got["steps"], got["window_steps"]), (want["tokens"], 9, 1000))
+        with tempfile.TemporaryDirectory() as folder:  # the planner reads either
+            balance = []
+            for name, text in (("served", body.decode()), ("recorded", json.dumps(want))):
+                pathlib.Path(folder, name).write_text(text, encoding="utf-8")
+                plan = subprocess.run([TANDEM, "plan", "--machine", "8xh200", "--statistics", f"{folder}/{name}", "--redundant", "2",
+                                       "--ctx", "2048", "--json"], check=True, capture_output=True)
+                balance.append(json.loads(plan.stdout)["expert_balance"])
+            self.assertEqual(balance[0], balance[1])
         self.assertEqual(server.metric("tandem:expert_window_steps"), 9)
         self.assertEqual(server.stop(), 0)
         self.server.ok("/v1/completions", {"prompt": QUESTION, "max_tokens": 3})
