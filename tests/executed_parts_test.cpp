@@ -249,6 +249,14 @@ TEST(PlacedRanks, HaveTheirGpuAndAPartOfTheirCpu) {
   for (int e = 0; e < 16; ++e) EXPECT_EQ(parts.ranks_of_expert[1][e], std::vector{want[e]}) << e;
   EXPECT_EQ(parts.ranks_of_expert[2], parts.ranks_of_expert[1]);
   EXPECT_TRUE(parts.ranks_of_expert[0].empty());
+  // Replicas on the CPUs of both hosts are dealt to the ranks of each.
+  Placement replicas = p;
+  replicas.layers[0].groups[0].owners.push_back({1, -1});
+  const RanksOfExperts dealt = executed_parts(c, m, replicas, {1, 4, 2}).ranks_of_expert;
+  EXPECT_EQ(dealt[1][0], (std::vector{0, 2}));
+  EXPECT_EQ(dealt[1][1], (std::vector{1, 3}));
+  EXPECT_EQ(dealt[1][2], (std::vector{0, 2}));
+  EXPECT_EQ(dealt[1][4], std::vector{2});
   ASSERT_TRUE(parts.gpu);
   for (int e = 0; e < 16; ++e) {
     EXPECT_EQ(parts.gpu->experts[1][e], e >= 8 && e < 12) << e;

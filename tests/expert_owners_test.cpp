@@ -119,6 +119,23 @@ TEST(ReplicaChoice, LeastLoadedReadsAnExpertOnceAndEvensTheRanks) {
   EXPECT_LT(busiest, 0.9 * busiest_nearest);
 }
 
+TEST(ReplicaChoice, LeastLoadedForgetsTheBatchBefore) {
+  const ExpertOwners owners = six_ranks(ReplicaChoice::kLeastLoaded);
+  std::mt19937 rng(8);
+  ReplicaChooser used(owners);
+  std::vector<int32_t> before = random_ids(rng, 300), ids = random_ids(rng, 5);
+  used.begin(0, view(before));
+  used.begin(0, view(ids));
+  ReplicaChooser fresh(owners);
+  fresh.begin(0, view(ids));
+  for (int t = 0; t < 5; ++t) {
+    std::vector<int32_t> got(kActive), want(kActive);
+    used.choose(&ids[t * kActive], kActive, 0, got.data());
+    fresh.choose(&ids[t * kActive], kActive, 0, want.data());
+    EXPECT_EQ(got, want);
+  }
+}
+
 TEST(ReplicaChoice, LeastLoadedDividesAnExpertOfManyRows) {
   const ExpertOwners owners = six_ranks(ReplicaChoice::kLeastLoaded);
   std::mt19937 rng(4);

@@ -419,6 +419,37 @@ TEST(GpuRanksOfTinyR1, AnswerAsTheCpu) {
   }
 }
 
+// Counted are the router's choices, also of experts whose replica on another rank computes them.
+TEST(GpuRanksOfTinyR1, RecordTheRoutingOfOneProcess) {
+  const LimitedGpuMemory memory(kEnough);
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  options.record_routing = true;
+  const std::vector<int32_t> tokens = {5, 80, 300, 41, 7, 99, 150, 23};
+  LoadedModel cpu(options);
+  logits_after(cpu, tokens);
+  const auto want = cpu.routing()->of_layer;
+  Placement placement = backbone_on_gpus(cpu.config(), 2);
+  placement.kv_tokens = options.context;
+  for (int l = 1; l < cpu.config().n_layers; ++l) {
+    LayerExperts layer = {l, l, {}};
+    for (int e = 0; e < cpu.config().router.n_experts; ++e) {
+      std::vector<DeviceId> owners = {{0, e % 2}};
+      if (e % 3 == 0) owners.push_back({0, 1 - e % 2});
+      layer.groups.push_back({{e}, stored_expert_format(cpu.config()), owners});
+    }
+    placement.layers.push_back(layer);
+  }
+  const PlacementFile file(placement);
+  options.device = DeviceChoice::kCuda;
+  options.placement = file.path();
+  on_ranks(2, [&](Group& group) {
+    LoadedModel loaded(on_rank(options, group));
+    logits_after(loaded, tokens);
+    EXPECT_EQ(loaded.routing()->of_layer, want);
+    group.barrier();
+  });
+}
+
 // What a GPU does not hold of a rank's experts is on the CPU, and every expert is read once.
 TEST(GpuRanksOfTinyR1, TakeWhatFits) {
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);

@@ -1,6 +1,7 @@
 // Experts that a plan assigns to ranks by their measured use, with redundant ones.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -10,7 +11,8 @@
 namespace tandem {
 namespace {
 
-// Counts of every MoE layer with a skew of their own order: the n-th expert in proportion to 1/n.
+// Counts of every MoE layer: the n-th expert, in an order of the layer's own, in proportion to
+// 1 / sqrt(n).
 RoutingStatistics skewed(const ModelConfig& c) {
   constexpr int kTokens = 100'000;
   std::mt19937 rng(3);
@@ -81,6 +83,18 @@ TEST_P(PlanBalance, HasTheReplicasThatAreAskedForAndEvenLoads) {
 INSTANTIATE_TEST_SUITE_P(Machines, PlanBalance,
                          testing::Values(Ranks{"8xh200", false}, Ranks{"2x9654-5090", true}));
 
+// Layers that differ in nothing are written once.
+TEST(PlanBalance, OneHostHasAllExpertsOfAllLayers) {
+  Machine machine = known_machine("2x9654-5090");
+  machine.gpus.clear();
+  const ModelConfig config = known_model("r1");
+  const RoutingStatistics routing = skewed(config);
+  const Plan plan = tandem::plan({"r1", config, machine, {}, routing});
+  ASSERT_EQ(plan.placement.layers.size(), 1u);
+  EXPECT_EQ(plan.placement.layers[0].last, 60);
+  EXPECT_FALSE(plan.balance);
+}
+
 TEST(PlanBalance, EvenRoutingHasNothingToSay) {
   const Planned planned("r1", known_machine("8xh200"));
   EXPECT_FALSE(planned.plan().balance);
@@ -96,7 +110,7 @@ TEST(PlanBalance, ReplicasNeedRanks) {
     return error_of([&] { (void)tandem::plan({"r1", config, machine, w, routing}); });
   };
   EXPECT_TRUE(says(refusal(), "--redundant 1: ")) << refusal();
-  EXPECT_TRUE(says(refusal(), "room for 1 ranks")) << refusal();
+  EXPECT_TRUE(says(refusal(), "room for 1 rank(s)")) << refusal();
   w.redundant_experts = -1;
   EXPECT_TRUE(says(refusal(), "--redundant -1: must be between 0 and 65536")) << refusal();
 }

@@ -33,10 +33,14 @@ std::vector<double> loads_of(const OwnersOfLayer& owners, const std::vector<doub
 class LoadLeveller {
  public:
   LoadLeveller(OwnersOfLayer& owners, const std::vector<double>& shares, int n_ranks, int slots)
-      : owners_(owners), load_(loads_of(owners, shares, n_ranks)), held_(n_ranks), slots_(slots) {
+      : owners_(owners),
+        load_(loads_of(owners, shares, n_ranks)),
+        held_(n_ranks),
+        has_(n_ranks, std::vector<bool>(owners.size())),
+        slots_(slots) {
     for (size_t e = 0; e < owners.size(); ++e) {
       of_replica_.push_back(shares[e] / static_cast<double>(owners[e].size()));
-      for (const int rank : owners[e]) held_[rank].push_back(static_cast<int>(e));
+      for (const int rank : owners[e]) add(rank, static_cast<int>(e));
     }
   }
   void run() {
@@ -61,21 +65,29 @@ class LoadLeveller {
     Swap best = {0, 0, -1, load_[busiest] - 1e-6 * mean};
     for (const int mine : held_[busiest])
       for (int rank = 0; rank < std::ssize(held_); ++rank) {
-        if (rank == busiest || has(rank, mine)) continue;
+        if (rank == busiest || has_[rank][mine]) continue;
         if (std::ssize(held_[rank]) < slots_) consider({mine, kFreeSlot, rank, 0}, busiest, best);
         for (const int theirs : held_[rank])
-          if (!has(busiest, theirs)) consider({mine, theirs, rank, 0}, busiest, best);
+          if (!has_[busiest][theirs]) consider({mine, theirs, rank, 0}, busiest, best);
       }
     if (best.rank < 0) return false;
     const double moved = of_replica_[best.mine] - load_for(best.theirs);
     load_[busiest] -= moved;
     load_[best.rank] += moved;
-    std::erase(held_[busiest], best.mine);
-    held_[best.rank].push_back(best.mine);
+    remove(busiest, best.mine);
+    add(best.rank, best.mine);
     if (best.theirs == kFreeSlot) return true;
-    std::erase(held_[best.rank], best.theirs);
-    held_[busiest].push_back(best.theirs);
+    remove(best.rank, best.theirs);
+    add(busiest, best.theirs);
     return true;
+  }
+  void add(int rank, int expert) {
+    held_[rank].push_back(expert);
+    has_[rank][expert] = true;
+  }
+  void remove(int rank, int expert) {
+    std::erase(held_[rank], expert);
+    has_[rank][expert] = false;
   }
   void consider(Swap swap, int busiest, Swap& best) const {
     const double moved = of_replica_[swap.mine] - load_for(swap.theirs);
@@ -83,18 +95,44 @@ class LoadLeveller {
     if (swap.larger < best.larger) best = swap;
   }
   double load_for(int expert) const { return expert == kFreeSlot ? 0 : of_replica_[expert]; }
-  bool has(int rank, int expert) const {
-    return std::find(held_[rank].begin(), held_[rank].end(), expert) != held_[rank].end();
-  }
 
   OwnersOfLayer& owners_;
   std::vector<double> load_;            // [ranks]
   std::vector<double> of_replica_;      // [experts]
   std::vector<std::vector<int>> held_;  // [ranks] experts
+  std::vector<std::vector<bool>> has_;  // [ranks][experts]
   const int slots_;
 };
 
-// An expert that EPLB gives a rank twice is there once.
+// Replicas for the experts with the most load a replica, each on the least loaded rank that has a
+// free slot and not the expert, until all slots are filled or no such rank is left.
+void fill_slots(OwnersOfLayer& owners, const std::vector<double>& shares, const EplbShape& shape) {
+  std::vector<int> used(shape.n_gpus, 0);
+  int n_free = shape.n_slots;
+  for (const std::vector<int>& ranks : owners)
+    for (const int rank : ranks) ++used[rank], --n_free;
+  for (; n_free > 0; --n_free) {
+    const std::vector<double> load = loads_of(owners, shares, shape.n_gpus);
+    int expert = -1, to = -1;
+    double most = -1;
+    for (int e = 0; e < std::ssize(owners); ++e) {
+      const double of_replica = shares[e] / static_cast<double>(owners[e].size());
+      if (of_replica <= most) continue;
+      int best = -1;
+      for (int rank = 0; rank < shape.n_gpus; ++rank) {
+        const bool free = used[rank] < shape.n_slots / shape.n_gpus &&
+                          std::find(owners[e].begin(), owners[e].end(), rank) == owners[e].end();
+        if (free && (best < 0 || load[rank] < load[best])) best = rank;
+      }
+      if (best >= 0) expert = e, to = best, most = of_replica;
+    }
+    if (expert < 0) return;
+    owners[expert].insert(std::upper_bound(owners[expert].begin(), owners[expert].end(), to), to);
+    ++used[to];
+  }
+}
+
+// An expert that EPLB gives a rank twice is there once; the slots that this frees are filled.
 OwnersOfLayer owners_by_eplb(const std::vector<double>& shares, const EplbShape& shape) {
   const std::vector<float> load(shares.begin(), shares.end());
   const std::vector<int> expert_of_slot = eplb(load, shape);
@@ -104,6 +142,7 @@ OwnersOfLayer owners_by_eplb(const std::vector<double>& shares, const EplbShape&
     const int rank = slot / (shape.n_slots / shape.n_gpus);
     if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
   }
+  fill_slots(owners, shares, shape);
   return owners;
 }
 

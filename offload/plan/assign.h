@@ -12,9 +12,9 @@ using OwnersOfLayer = std::vector<std::vector<int>>;
 
 // Assigns the experts of one layer to ranks so that loads are even (expert parallelism).
 // `n_redundant` replicas go to the experts whose load per replica is highest, replicas go to the
-// least loaded rank, and pairs are swapped while that lowers the largest load. No rank gets an
-// expert twice, or more than its even part of all replicas, rounded up. n_redundant is at most
-// experts x (ranks - 1).
+// least loaded rank, and they are swapped in pairs, or moved to free slots, while that lowers the
+// largest load. No rank gets an expert twice, or more than its even part of all replicas, rounded
+// up. n_redundant is at most experts x (ranks - 1).
 OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int n_redundant);
 
 // The mean load of the ranks over the largest; replicas share an expert's load. 1 without load.
@@ -27,7 +27,8 @@ struct RankLayout {
   int n_groups = 1;
 };
 
-// EPLB's assignment (eplb.h) or that of assign_experts(), whichever is more even.
+// EPLB's assignment (eplb.h) or that of assign_experts(), whichever is more even. Where EPLB gives
+// a rank an expert twice, other experts get replicas there instead.
 struct BalancedOwners {
   OwnersOfLayer owners;
   bool by_eplb = false;

@@ -48,11 +48,12 @@ std::vector<ExpertGroup> groups_of(const OwnersOfLayer& owners, WeightFormat for
 std::vector<LayerExperts> AssignedExperts::on(const std::vector<DeviceId>& devices,
                                               int n_redundant) {
   const ModelConfig& c = in_.config;
+  const bool alike = in_.routing.uniform() || devices.size() == 1;
   const std::vector<OwnersOfLayer>& owners = this->owners(layout_of(in_, devices), n_redundant);
   std::vector<LayerExperts> layers;
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
-    const int last = in_.routing.uniform() ? c.n_layers - 1 : l;
+    const int last = alike ? c.n_layers - 1 : l;
     layers.push_back({l, last, groups_of(owners[layers.size()], format_, devices)});
     l = last;
   }
@@ -66,7 +67,7 @@ const std::vector<OwnersOfLayer>& AssignedExperts::owners(const RankLayout& layo
     for (int l = 0; l < in_.config.n_layers; ++l) {
       if (!in_.config.is_moe(l)) continue;
       known->second.push_back(assign_balanced(shares_of(in_, l), layout, n_redundant).owners);
-      if (in_.routing.uniform()) break;
+      if (in_.routing.uniform() || layout.n_ranks == 1) break;
     }
   return known->second;
 }
@@ -86,7 +87,8 @@ std::optional<PlacedBalance> balance_of(const PlanInput& in, const Placement& p)
     }
     std::sort(devices.begin(), devices.end());
     devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-    if (devices.size() < 2 || devices.front().is_cpu() != devices.back().is_cpu()) return {};
+    const auto is_other_kind = [&](DeviceId d) { return d.is_cpu() != devices[0].is_cpu(); };
+    if (devices.size() < 2 || std::any_of(devices.begin(), devices.end(), is_other_kind)) return {};
     for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
       for (const int e : group.experts)
         for (const DeviceId d : group.owners)

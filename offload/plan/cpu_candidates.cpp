@@ -96,7 +96,8 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
   int hosts = 0;
   for (const Layout& layout : backbone_layouts(in)) {
     if (p.kv_type != DType::kBF16 && layout.devices[0].is_cpu()) continue;
-    if (in.workload.redundant_experts.value_or(0) > in.config.router.n_experts * (layout.hosts - 1))
+    if (in.workload.redundant_experts.value_or(0) >
+        int64_t{in.config.router.n_experts} * (layout.hosts - 1))
       continue;
     p.stages = {{0, in.config.n_layers - 1, layout.devices, layout.tp}};
     p.layers.clear();

@@ -1,6 +1,7 @@
 #include "offload/plan/executed_parts.h"
 
 #include <algorithm>
+#include <map>
 
 #include "core/check.h"
 #include "core/rounding.h"
@@ -256,7 +257,7 @@ auto by_expert(const ModelConfig& config, const Placement& p, Of of) {
 // The ranks within the layer's stage that have each expert. The ranks of a host deal the experts of
 // its CPUs among themselves.
 RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p) {
-  std::vector<int> n_dealt(config.n_layers);
+  std::map<std::pair<int, int>, int> n_dealt;  // of a layer and a host
   return by_expert(config, p, [&](const ExpertGroup& group, int layer) {
     const std::vector<DeviceId>& devices = stage_of_layer(p, layer).devices;
     std::vector<int> ranks;
@@ -270,7 +271,7 @@ RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p) {
           "placement: layer {}: an expert is on {}, where the layer's stage of the backbone has no "
           "device: this program runs experts beside the backbone of their layer",
           layer, device_name(owner));
-      ranks.push_back(candidates[n_dealt[layer]++ % std::ssize(candidates)]);
+      ranks.push_back(candidates[n_dealt[{layer, owner.host}]++ % std::ssize(candidates)]);
     }
     std::sort(ranks.begin(), ranks.end());
     return ranks;

@@ -107,7 +107,7 @@ std::vector<int> replica_counts(const PlanInput& in, int n_ranks) {
   const int n_experts = in.config.router.n_experts;
   std::vector<int> counts = {0, round_up(n_experts + kUsualRedundancy, n_ranks) - n_experts};
   if (in.workload.redundant_experts) counts = {*in.workload.redundant_experts};
-  std::erase_if(counts, [&](int n) { return n > n_experts * (n_ranks - 1); });
+  std::erase_if(counts, [&](int n) { return n > int64_t{n_experts} * (n_ranks - 1); });
   return counts;
 }
 

@@ -73,12 +73,13 @@ Plan plan(const PlanRequest& r) {
       r.machine.gpus.empty() ? "only GPUs compute with it, and " + r.machine.name + " has none"
                              : r.model_name + " has larger latents than DeepSeek's");
   const int redundant = r.workload.redundant_experts.value_or(0);
-  const int most_ranks = r.machine.hosts * std::max<int>(1, std::ssize(r.machine.gpus));
-  require(redundant <= r.config.router.n_experts * (most_ranks - 1),
-          "--redundant {}: {} has room for {} ranks, which have at most {} replicas of {} experts, "
-          "none twice: ask for fewer",
-          redundant, r.machine.name, most_ranks, r.config.router.n_experts * (most_ranks - 1),
-          r.config.router.n_experts);
+  const int64_t n_ranks = r.machine.hosts * std::max<int64_t>(1, std::ssize(r.machine.gpus));
+  const int64_t most_redundant = r.config.router.n_experts * (n_ranks - 1);
+  require(
+      redundant <= most_redundant,
+      "--redundant {}: {} has room for {} rank(s), which have at most {} replicas of {} experts, "
+      "none twice: ask for fewer",
+      redundant, r.machine.name, n_ranks, most_redundant, r.config.router.n_experts);
   const std::vector<WeightFormat> formats = formats_to_try(r);
   BestCandidate best = best_of(r, formats);
   if (!best.placement) refuse(r, best, formats);

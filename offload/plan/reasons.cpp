@@ -345,7 +345,7 @@ void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
 std::string balance_in_words(const PlacedBalance& b) {
   const std::string eplb =
       b.eplb == 0 ? "EPLB's needs as many on every rank"
-                  : fmt::format("EPLB's {:.3f}, the better one of {} layers", b.eplb, b.n_by_eplb);
+                  : fmt::format("EPLB's {:.3f}, better in {} layers", b.eplb, b.n_by_eplb);
   return fmt::format(
       "by measured use, the mean load of ranks is {:.3f} of the busiest one's (mean of {} layers); "
       "the planner's own assignment reaches {:.3f}, {}",

@@ -101,11 +101,16 @@ namespace {
 nlohmann::json recorded_form(const nlohmann::json& served, const ModelConfig& c,
                              const std::string& source) {
   nlohmann::json counts = nlohmann::json::array();
+  int next = 0;
   for (const nlohmann::json& layer : served["layers"]) {
-    require(layer.is_object() && layer.contains("layer") && layer["layer"].is_number_integer() &&
-                layer.contains("counts"),
-            "{}: layers[{}] has no layer or no counts", source, counts.size());
-    if (layer["layer"] < c.n_layers) counts.push_back(layer["counts"]);
+    while (next < c.n_layers && !c.is_moe(next)) ++next;
+    require(layer.is_object() && layer.contains("layer") && layer.contains("counts"),
+            "{}: an element of layers has no layer or no counts", source);
+    if (next == c.n_layers) break;
+    require(layer["layer"] == next, "{}: layers has {}, and layer {} of the model follows", source,
+            shown(layer["layer"]), next);
+    counts.push_back(layer["counts"]);
+    ++next;
   }
   return {{"layers", c.n_layers},
           {"experts", counts.empty() ? size_t{0} : counts[0].size()},

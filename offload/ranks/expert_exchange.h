@@ -62,7 +62,7 @@ class ExpertExchange {
   // until the next dispatch().
   virtual ExpertBatch dispatch(const ExpertBatch& mine) = 0;
   // y += the sums of this rank's tokens, [n_tokens, dim]. sums: kF32 [rows that dispatch()
-  // returned, dim], dense, 0 for rows without experts; overwritten.
+  // returned, dim], dense, 0 for rows without experts. May be overwritten.
   virtual void combine(TensorView sums, TensorView y) = 0;
 };
 

@@ -50,11 +50,12 @@ class GpuModel {
   // Both must outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
   // The GPUs of the group's ranks compute together, each a rank's share of a replica. All ranks
-  // call it, last. The owners outlive the object. Throws Error where the GPUs cannot be connected.
+  // call it, after add_cpu_experts(). The owners outlive the object. Throws Error where the GPUs
+  // cannot be connected.
   virtual void join(Group& ranks, const ExpertOwners& owners) = 0;
   // Whether the GPU has work of several ranks, and how far it is. For any thread.
   virtual WorkProgress progress() const = 0;
-  // Starts counting in experts() which experts are chosen. Call it after add_cpu_experts().
+  // Starts counting in experts() which experts are chosen. Call it last.
   virtual void record_routing() = 0;
   virtual const RoutingCounts* routing() const = 0;  // null: not recorded
 };

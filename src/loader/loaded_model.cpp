@@ -273,11 +273,11 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     if (options.record_timeline) timeline_ = std::make_unique<Timeline>();
     gpu_->add_cpu_experts(*experts_, timeline_.get());
   }
-  if (options.record_routing) gpu_->record_routing();
   if (options.ranks.group) {
     set_owners(options, decision);
     join_ranks(*options.ranks.group);
   }
+  if (options.record_routing) gpu_->record_routing();  // all ids, also those of other ranks
   model_ = std::make_unique<StepRunner>(
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
       decision.limits, options.attention, parts.grid,
@@ -355,13 +355,18 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   return *rank_experts_;
 }
 
+// All ranks call it. Where hosts have different numbers of ranks, none is taken for near.
 void LoadedModel::set_owners(const ModelOptions& options, const Decision& decision) {
+  Group& group = *options.ranks.group;
   const BackboneGrid grid = decision.parts.grid;
-  const int n_of_stage = grid.n_of_stage(), rank = options.ranks.group->rank();
-  owners_ = std::make_unique<ExpertOwners>(
-      owners_of(decision.parts.ranks_of_expert, config_, n_of_stage,
-                {.first = grid.stage_of(rank) * n_of_stage, .n_of_host = options.ranks.n_of_host},
-                options.replica_choice));
+  const int n_of_stage = grid.n_of_stage(), n_of_host = options.ranks.n_of_host;
+  std::vector<int> n_of_hosts(group.size());
+  group.all_gather_values(n_of_host, std::span(n_of_hosts));
+  const bool alike = std::count(n_of_hosts.begin(), n_of_hosts.end(), n_of_host) == group.size();
+  const RankHosts hosts = {grid.stage_of(group.rank()) * n_of_stage, n_of_host};
+  owners_ = std::make_unique<ExpertOwners>(owners_of(decision.parts.ranks_of_expert, config_,
+                                                     n_of_stage, alike ? hosts : RankHosts(),
+                                                     options.replica_choice));
 }
 
 // Rows travel as BF16 where the experts of all ranks round them to that anyway.
