@@ -119,6 +119,16 @@ TEST(ReplicaChoice, LeastLoadedReadsAnExpertOnceAndEvensTheRanks) {
   EXPECT_LT(busiest, 0.9 * busiest_nearest);
 }
 
+TEST(ReplicaChoice, LeastLoadedDividesExpertsThatAllRanksHave) {
+  ExpertOwners owners(1, kExperts, {}, ReplicaChoice::kLeastLoaded);
+  for (int e = 0; e < kExperts; ++e)
+    for (int rank = 0; rank < 4; ++rank) owners.add(0, e, rank);
+  std::vector<int32_t> ids = {3, 9, 21, 30};
+  std::map<int, int> n_of_rank;
+  for (const auto& [expert, ranks] : chosen(owners, ids)) ++n_of_rank[ranks.begin()->first];
+  EXPECT_EQ(n_of_rank.size(), 4u) << "an expert each";
+}
+
 TEST(ReplicaChoice, LeastLoadedForgetsTheBatchBefore) {
   const ExpertOwners owners = six_ranks(ReplicaChoice::kLeastLoaded);
   std::mt19937 rng(8);
