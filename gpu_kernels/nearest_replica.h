@@ -23,8 +23,9 @@ constexpr uint32_t hash_of_choice(const int32_t* ids, int n) {
   return h;
 }
 
-// Of the n > 0 ranks that have an expert: `source`, else one on source's host, else any; among
-// several by the token's hash. source: the rank that has the token's row; -1: all ranks have it.
+// The rank that computes the expert, one of the n > 0 that have it: `source`, else one on the host
+// of `source`, else any. The token's hash decides among several. source: the rank that has the
+// token's row; -1: all ranks have it. Ranks agree where the ids are the same on all of them.
 constexpr int nearest_replica(const int32_t* ranks, int n, int source, RankHosts hosts,
                               uint32_t hash, int32_t expert) {
   int n_near = 0;

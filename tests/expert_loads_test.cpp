@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "loader/expert_homes.h"
+#include "tests/small_config.h"
 
 namespace tandem::test {
 namespace {
@@ -76,17 +77,8 @@ TEST(ExpertLoads, OneRankIsBalancedAndSharesRowsWithItsGpu) {
   EXPECT_DOUBLE_EQ(loads.gpu_share, 46 / 80.0);
 }
 
-ModelConfig four_layers() {
-  ModelConfig c;
-  c.n_layers = 4;
-  c.n_dense_layers = 1;
-  c.router.n_experts = 4;
-  c.router.n_active = 2;
-  return c;
-}
-
 TEST(ExpertHomes, OfOneProcess) {
-  const ModelConfig config = four_layers();
+  const ModelConfig config = config_of_four_experts(4);
   ExecutedParts parts = {};
   ExpertHomes homes = expert_homes(config, parts);
   EXPECT_EQ(homes.n_ranks, 1);
@@ -100,7 +92,7 @@ TEST(ExpertHomes, OfOneProcess) {
 }
 
 TEST(ExpertHomes, OfRanksAndStages) {
-  const ModelConfig config = four_layers();
+  const ModelConfig config = config_of_four_experts(4);
   ExecutedParts parts = {};
   parts.grid = {.n_replicas = 2, .tp = 1, .n_stages = 2};
   parts.stages = {{0, 2}, {2, 2}};
@@ -116,7 +108,7 @@ TEST(ExpertHomes, OfRanksAndStages) {
 }
 
 TEST(ExpertHomes, SlicedExpertsAreOnEveryRankOfTheirStage) {
-  const ModelConfig config = four_layers();
+  const ModelConfig config = config_of_four_experts(4);
   ExecutedParts parts = {};
   parts.grid = {.n_replicas = 1, .tp = 2, .n_stages = 2};
   parts.stages = {{0, 3}, {3, 1}};

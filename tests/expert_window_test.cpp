@@ -6,18 +6,11 @@
 #include <random>
 #include <vector>
 
+#include "tests/small_config.h"
+
 namespace tandem::test {
 namespace {
 
-// Three layers, the first one dense, with 4 experts of which a token uses 2.
-ModelConfig three_layers() {
-  ModelConfig c;
-  c.n_layers = 3;
-  c.n_dense_layers = 1;
-  c.router.n_experts = 4;
-  c.router.n_active = 2;
-  return c;
-}
 constexpr int kLayers = 3, kExperts = 4;
 using Counts = std::vector<uint32_t>;
 
@@ -59,7 +52,7 @@ void expect_same(const ExpertUses& got, const ExpertUses& want) {
 }
 
 TEST(ExpertWindow, BeginsEmptyWithWhatWasCountedBefore) {
-  const ModelConfig config = three_layers();
+  const ModelConfig config = config_of_four_experts(3);
   Steps before;
   before.add(9, 0);
   ExpertWindow window(config, 16, before.counters);
@@ -72,7 +65,7 @@ TEST(ExpertWindow, BeginsEmptyWithWhatWasCountedBefore) {
 
 // Blocks of 2 steps: a read is due at their ends, and the window then has the last 16 steps.
 TEST(ExpertWindow, MovesOnByAnEighth) {
-  const ModelConfig config = three_layers();
+  const ModelConfig config = config_of_four_experts(3);
   Steps steps;
   ExpertWindow window(config, 16, steps.counters);
   for (int n = 1; n <= 70; ++n) {
@@ -90,7 +83,7 @@ TEST(ExpertWindow, MovesOnByAnEighth) {
 
 // Reads within a block bring the newest steps, and the window never has more than its length.
 TEST(ExpertWindow, MayBeReadAtAnyStep) {
-  const ModelConfig config = three_layers();
+  const ModelConfig config = config_of_four_experts(3);
   std::mt19937 random(5);
   for (const int length : {1, 2, 7, 8, 15, 16, 17, 100}) {
     SCOPED_TRACE(length);
@@ -114,7 +107,7 @@ TEST(ExpertWindow, MayBeReadAtAnyStep) {
 }
 
 TEST(ExpertWindow, CountersMayPassTheirLargestNumber) {
-  const ModelConfig config = three_layers();
+  const ModelConfig config = config_of_four_experts(3);
   Steps steps;
   std::fill(steps.counters.begin(), steps.counters.end(), ~0u - 5);
   ExpertWindow window(config, 8, steps.counters);
@@ -128,7 +121,7 @@ TEST(ExpertWindow, CountersMayPassTheirLargestNumber) {
 
 // As for a pipeline stage or a replica without tokens: a layer's counts stay 0.
 TEST(ExpertWindow, StepsWithoutRowsCountAsSteps) {
-  const ModelConfig config = three_layers();
+  const ModelConfig config = config_of_four_experts(3);
   Steps steps;
   ExpertWindow window(config, 8, steps.counters);
   window.add_step(3);

@@ -4,19 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/error_of.h"
+#include "tests/small_config.h"
 
 namespace tandem {
 namespace {
-
-// Three layers, the first one dense, with 4 experts of which a token uses 2.
-ModelConfig three_layers() {
-  ModelConfig c;
-  c.n_layers = 3;
-  c.n_dense_layers = 1;
-  c.router.n_experts = 4;
-  c.router.n_active = 2;
-  return c;
-}
 
 struct Calls final : ExpertPool {
   void add_to(Ticket, TensorView) override {}
@@ -34,7 +25,7 @@ void submit(ExpertPool& experts, int layer, std::vector<int32_t> ids) {
 }
 
 TEST(RoutingRecorder, CountsEveryChoiceWhileItObserves) {
-  const ModelConfig config = three_layers();
+  const ModelConfig config = config_of_four_experts(3);
   Calls calls;
   RoutingRecorder recorder(config);
   submit(calls, 2, {0, 0, -1});  // not yet observed
@@ -67,7 +58,7 @@ TEST(RoutingRecorder, CountsEveryChoiceWhileItObserves) {
 }
 
 TEST(RoutingRecorder, WindowsHaveAtMostNineTokens) {
-  const ModelConfig config = three_layers();
+  const ModelConfig config = config_of_four_experts(3);
   Calls calls;
   RoutingRecorder recorder(config);
   calls.observe(&recorder);

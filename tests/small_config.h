@@ -21,6 +21,17 @@ inline ModelConfig small_config() {
   return c;
 }
 
+// Layers of which the first one is dense, with 4 experts of which a token uses 2: for counts of
+// routing.
+inline ModelConfig config_of_four_experts(int n_layers) {
+  ModelConfig c;
+  c.n_layers = n_layers;
+  c.n_dense_layers = 1;
+  c.router.n_experts = 4;
+  c.router.n_active = 2;
+  return c;
+}
+
 // R1 with small dimensions that the benchmarks accept.
 inline ModelConfig small_r1() {
   ModelConfig c = bench_config("r1");

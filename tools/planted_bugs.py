@@ -963,7 +963,7 @@ MUTANTS = [
     ("pipeline: a stage has all layers in its cache", "src/engine/kv_cache.cpp", [("has_layer(stage, l) ?", "has_layer(kAllLayers, l) ?")]),
     ("pipeline: experts of other stages are loaded", "offload/ranks/rank_experts.cpp", [(" || !has_layer(share.layers, layer));", ");")]),
     ("pipeline: the middle stage is both others' first", "src/loader/grid_groups.cpp", [("    if (stage == first + 1) before_ = std::move(pair);\n", "    if (stage == first + 1 && first == 0) before_ = std::move(pair);\n")]),
-    ("exchange: experts of other ranks are computed", "offload/ranks/gather_exchange.cpp", [("ranks_[k] == p_.group.rank() ? ids[k] : -1;", "ranks_[k] == p_.group.rank() || k == 0 ? ids[k] : -1;")]),
+    ("exchange: experts of other ranks are computed", "offload/ranks/expert_owners.cpp", [("out[k] = out[k] == rank ? ids", "out[k] = out[k] == rank || k == 0 ? ids")]),
     ("exchange: the same layer's owners for all", "offload/ranks/expert_owners.cpp", [("return static_cast<size_t>(layer) * n_experts_ + expert;", "return static_cast<size_t>(layer * 0) * n_experts_ + expert;")]),
     ("uses of experts: the window is a block too long", "src/engine/expert_window.cpp", [("marks_.front().n_steps > n_steps_)", "marks_.front().n_steps > n_steps_ + n_steps_of_block_)")]),
     ("uses of experts: counters never pass their largest number", "src/engine/expert_window.cpp", [("uint32_t{counts[i] - last_[i]}", "int64_t{counts[i]} - last_[i]")]),

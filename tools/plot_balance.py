@@ -41,7 +41,8 @@ def main():
 def skewed_counts(skew):
     """[layers][experts] how often each expert is chosen; a token's experts differ."""
     rng = random.Random(29)
-    # Of exponential draws with these means the smallest ones are a choice without repetition. Layers are permutations of one.
+    # The smallest of exponential draws with these means choose without repetition. The counts of each layer are those of one,
+    # in another order.
     means = [(n + 1) ** skew for n in range(EXPERTS)]
     counts = [0] * EXPERTS
     for _ in range(TOKENS):

@@ -15,7 +15,4 @@ std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts)
 // kAllToAll or kLowLatency
 std::unique_ptr<ExpertExchange> make_row_exchange(ExchangeMode mode, const ExchangeParts& parts);
 
-// y += x
-void add_rows(const float* x, TensorView y);
-
 }  // namespace tandem

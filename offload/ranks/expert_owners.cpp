@@ -19,14 +19,14 @@ size_t ExpertOwners::index(int layer, int expert) const {
   return static_cast<size_t>(layer) * n_experts_ + expert;
 }
 
-bool ExpertOwners::has_replicas(int layer) const {
-  const auto first = ranks_.begin() + static_cast<int64_t>(index(layer, 0));
-  return std::any_of(first, first + n_experts_, [](const auto& ranks) { return ranks.size() > 1; });
+void ExpertOwners::add(int layer, int expert, int rank) {
+  std::vector<int32_t>& ranks = ranks_[index(layer, expert)];
+  ranks.push_back(rank);
+  if (ranks.size() > 1) has_replicas_[layer] = true;
 }
 
 bool ExpertOwners::has_replicas() const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const auto& ranks) { return ranks.size() > 1; });
+  return std::find(has_replicas_.begin(), has_replicas_.end(), true) != has_replicas_.end();
 }
 
 ReplicaChooser::ReplicaChooser(const ExpertOwners& owners)
@@ -94,6 +94,14 @@ void ReplicaChooser::choose(const int32_t* ids, int n_active, int source, int32_
     has_hash = true;
     out[k] = nearest_replica(ranks.data(), static_cast<int>(ranks.size()), loads ? -1 : source,
                              owners_.hosts(), hash, ids[k]);
+  }
+}
+
+void ReplicaChooser::own_ids(const TensorView& ids, int source, int rank, int32_t* out) const {
+  const auto n_active = static_cast<int>(ids.cols);
+  for (int64_t t = 0; t < ids.rows; ++t, out += n_active) {
+    choose(ids.row<int32_t>(t), n_active, source, out);
+    for (int k = 0; k < n_active; ++k) out[k] = out[k] == rank ? ids.row<int32_t>(t)[k] : -1;
   }
 }
 

@@ -29,9 +29,10 @@ class ExpertOwners {
         n_experts_(n_experts),
         hosts_(hosts),
         choice_(choice),
-        ranks_(static_cast<size_t>(n_layers) * n_experts) {}
+        ranks_(static_cast<size_t>(n_layers) * n_experts),
+        has_replicas_(n_layers) {}
   // `rank` has the expert too. All ranks add replicas in the same order.
-  void add(int layer, int expert, int rank) { ranks_[index(layer, expert)].push_back(rank); }
+  void add(int layer, int expert, int rank);
   // Several ranks have replicas. An expert without ranks is left out of all sums.
   const std::vector<int32_t>& ranks(int layer, int expert) const {
     return ranks_[index(layer, expert)];
@@ -40,8 +41,8 @@ class ExpertOwners {
   int n_experts() const { return n_experts_; }
   RankHosts hosts() const { return hosts_; }
   ReplicaChoice choice() const { return choice_; }
-  bool has_replicas(int layer) const;
-  bool has_replicas() const;
+  bool has_replicas(int layer) const { return has_replicas_[layer]; }
+  bool has_replicas() const;  // in any layer
 
  private:
   size_t index(int layer, int expert) const;
@@ -50,6 +51,7 @@ class ExpertOwners {
   RankHosts hosts_;
   ReplicaChoice choice_;
   std::vector<std::vector<int32_t>> ranks_;  // [layers * n_experts]
+  std::vector<bool> has_replicas_;           // [layers]
 };
 
 // Chooses the ranks of a batch's rows.
@@ -62,14 +64,17 @@ class ReplicaChooser {
   // Writes the rank that computes each of a row's experts to `out` [n_active], -1: none, as for a
   // negative id. source: the rank that has the row; -1: all ranks.
   void choose(const int32_t* ids, int n_active, int source, int32_t* out) const;
+  // Writes ids [rows, n_active], rows of the batch that `source` has, to `out`, with -1 for those
+  // that another rank than `rank` computes.
+  void own_ids(const TensorView& ids, int source, int rank, int32_t* out) const;
 
  private:
   void spread_load(const TensorView& ids);
 
   const ExpertOwners& owners_;
   int layer_ = 0;
-  // Of the batch, for kLeastLoaded: [experts] rows, and the rank that computes all of them, -1:
-  // rows are divided.
+  // For kLeastLoaded, [experts]: the rows of each expert in the batch, and the rank that computes
+  // all of them; -1: several ranks divide them.
   std::vector<int> n_rows_;
   std::vector<int32_t> rank_;
   std::vector<double> load_;  // [ranks]

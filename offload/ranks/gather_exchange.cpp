@@ -14,6 +14,12 @@ std::span<float> floats_of(const TensorView& sums) {
   return {static_cast<float*>(sums.data), static_cast<size_t>(sums.rows * sums.cols)};
 }
 
+// y += x
+void add_rows(const float* x, TensorView y) {
+  for (int64_t t = 0; t < y.rows; ++t)
+    for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += x[t * y.cols + c];
+}
+
 class GatherExchange final : public ExpertExchange {
  public:
   explicit GatherExchange(const ExchangeParts& parts)
@@ -26,7 +32,6 @@ class GatherExchange final : public ExpertExchange {
         x_(max_rows() * p_.shape.dim * 4),
         all_ids_(max_rows() * p_.shape.n_active),
         ids_(all_ids_.size()),
-        ranks_(p_.shape.n_active),
         weights_(all_ids_.size()) {}
 
   int64_t max_rows() const override { return int64_t{p_.shape.max_tokens} * p_.group.size(); }
@@ -58,7 +63,6 @@ class GatherExchange final : public ExpertExchange {
   Buffer parcels_;                         // [max_rows()]
   Buffer x_;                               // [max_rows(), dim]
   std::vector<int32_t> all_ids_, ids_;     // [max_rows(), n_active]
-  std::vector<int32_t> ranks_;             // [n_active] of a row
   std::vector<float> weights_;             // [max_rows(), n_active]
 };
 
@@ -95,14 +99,13 @@ ExpertBatch GatherExchange::dispatch(const ExpertBatch& mine) {
 TensorView GatherExchange::own_ids(int layer, const TensorView& all) {
   const int n_active = p_.shape.n_active;
   chooser_.begin(layer, all);
-  int64_t t = 0;
-  for (int source = 0; source < p_.group.size(); ++source)
-    for (int64_t i = 0; i < n_tokens_[source]; ++i, ++t) {
-      const int32_t* const ids = all.row<int32_t>(t);
-      chooser_.choose(ids, n_active, source, ranks_.data());
-      for (int k = 0; k < n_active; ++k)
-        ids_[t * n_active + k] = ranks_[k] == p_.group.rank() ? ids[k] : -1;
-    }
+  int64_t first = 0;
+  for (int source = 0; source < p_.group.size(); ++source) {
+    const int64_t n = n_tokens_[source];
+    chooser_.own_ids(all.rows_from(first, n), source, p_.group.rank(),
+                     ids_.data() + first * n_active);
+    first += n;
+  }
   return {ids_.data(), all.rows, n_active, n_active, DType::kI32};
 }
 
@@ -115,11 +118,6 @@ void GatherExchange::combine(TensorView sums, TensorView y) {
 }
 
 }  // namespace
-
-void add_rows(const float* x, TensorView y) {
-  for (int64_t t = 0; t < y.rows; ++t)
-    for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += x[t * y.cols + c];
-}
 
 std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts) {
   return std::make_unique<GatherExchange>(parts);

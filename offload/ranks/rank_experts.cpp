@@ -41,13 +41,8 @@ Ticket RankExperts::start(const ExpertBatch& batch) {
   const auto n_active = static_cast<int>(all.cols);
   std::vector<int32_t>& ids = ids_[ticket_of(batch.first_row)];
   ids.resize(all.rows * n_active);
-  ranks_.resize(n_active);
   chooser_.begin(batch.layer, all);
-  for (int64_t t = 0; t < all.rows; ++t) {
-    chooser_.choose(all.row<int32_t>(t), n_active, -1, ranks_.data());
-    for (int k = 0; k < n_active; ++k)
-      ids[t * n_active + k] = ranks_[k] == rank_ ? all.row<int32_t>(t)[k] : -1;
-  }
+  chooser_.own_ids(all, -1, rank_, ids.data());
   ExpertBatch own = batch;
   own.routing.ids = {ids.data(), all.rows, n_active, n_active, DType::kI32};
   return mine_.submit(own);

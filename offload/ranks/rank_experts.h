@@ -43,7 +43,6 @@ class RankExperts final : public ExpertPool {
   const int rank_;
   ExpertPool& mine_;
   std::vector<int32_t> ids_[kMaxTickets];  // of the batches on their way
-  std::vector<int32_t> ranks_;             // [n_active] of a row
 };
 
 }  // namespace tandem

@@ -38,7 +38,7 @@ struct ExpertLoads {
   std::vector<double> of_rank = {};  // [n_ranks] rows of all layers
 };
 
-// Of counts and homes of the same model.
+// `uses` and `homes` are those of one model.
 ExpertLoads loads_of(const ExpertUses& uses, const ExpertHomes& homes);
 
 }  // namespace tandem

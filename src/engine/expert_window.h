@@ -34,8 +34,8 @@ class ExpertWindow {
   void read(std::span<const uint32_t> counts);
 
   int n_steps() const { return n_steps_; }
-  // Of the steps up to the last read(): n_steps() at most, and less than an eighth fewer once there
-  // were so many.
+  // The uses in the last steps before read(): in n_steps() of them at most, and in more than seven
+  // eighths of n_steps() once there were so many.
   ExpertUses uses() const;
 
  private:

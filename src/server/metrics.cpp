@@ -82,7 +82,7 @@ void replicas_text(PrometheusText& t, const std::vector<Scheduler::Counts>& repl
        [](Counts s) { return s.n_cached_tokens; });
 }
 
-// Of one rank, its share and the balancedness of layers are not worth lines: they are 1.
+// With one rank, its share and the balancedness of the layers are left out: they are 1.
 void experts_text(PrometheusText& t, const Metrics::Experts& experts) {
   const auto& [uses, homes] = experts;
   const ExpertLoads loads = loads_of(uses, homes);
