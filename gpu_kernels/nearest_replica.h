@@ -28,6 +28,7 @@ constexpr uint32_t hash_of_choice(const int32_t* ids, int n) {
 // token's row; -1: all ranks have it. Ranks agree where the ids are the same on all of them.
 constexpr int nearest_replica(const int32_t* ranks, int n, int source, RankHosts hosts,
                               uint32_t hash, int32_t expert) {
+  if (n < 2) return ranks[0];
   int n_near = 0;
   for (int i = 0; i < n && source >= 0; ++i) {
     if (ranks[i] == source) return source;
