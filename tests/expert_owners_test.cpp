@@ -171,5 +171,29 @@ TEST(ReplicaChoice, NoExpertHasNoRank) {
   EXPECT_EQ(ranks, (std::vector<int32_t>{7, -1, -1, 7}));
 }
 
+TEST(ExpertOwners, AreReplacedWhileTheModelRuns) {
+  ExpertOwners owners(2, 3, {}, ReplicaChoice::kLeastLoaded);
+  for (int layer = 0; layer < 2; ++layer)
+    for (int e = 0; e < 3; ++e) owners.add(layer, e, e % 2);
+  ReplicaChooser chooser(owners);
+  EXPECT_EQ(owners.n_ranks(), 2);
+  owners.set(1, 2, std::vector<int32_t>{1, 4});  // rank 4 had no expert when the chooser was made
+  EXPECT_EQ(owners.n_ranks(), 5);
+  EXPECT_EQ(owners.ranks(1, 2), (std::vector<int32_t>{1, 4}));
+  EXPECT_EQ(owners.ranks(0, 2), (std::vector<int32_t>{0})) << "another layer";
+  EXPECT_TRUE(owners.has_replicas(1));
+  EXPECT_FALSE(owners.has_replicas(0));
+  std::vector<int32_t> ids = {1, 2}, ranks(2);
+  const TensorView batch = {ids.data(), 1, 2, 2, DType::kI32};
+  chooser.begin(1, batch);
+  chooser.choose(ids.data(), 2, -1, ranks.data());
+  EXPECT_EQ(ranks, (std::vector<int32_t>{1, 4})) << "rank 1 has expert 1 to compute";
+  owners.set(1, 2, std::vector<int32_t>{0});
+  EXPECT_FALSE(owners.has_replicas(1));
+  chooser.begin(1, batch);
+  chooser.choose(ids.data(), 2, -1, ranks.data());
+  EXPECT_EQ(ranks, (std::vector<int32_t>{1, 0}));
+}
+
 }  // namespace
 }  // namespace tandem

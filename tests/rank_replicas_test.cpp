@@ -20,6 +20,7 @@
 #include "tests/check_close.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
+#include "tests/rank_grids.h"
 #include "tests/repository.h"
 #include "tests/whole_models.h"
 #include "text/chat_format.h"
@@ -27,35 +28,12 @@
 namespace tandem::test {
 namespace {
 
-struct Grid {
-  int dp, tp;
-  ExpertDispatch dispatch;
-  int pp = 1;
-  std::string name() const {
-    return fmt::format("dp {}, tp {}, pp {}, {}", dp, tp, pp, name_of(dispatch));
-  }
-};
+using Grid = RankGrid;
 constexpr ExpertDispatch kAuto = ExpertDispatch::kAuto, kGather = ExpertDispatch::kGather,
                          kAllToAll = ExpertDispatch::kAllToAll,
                          kLowLatency = ExpertDispatch::kLowLatency;
 
-// Runs `lead` on rank 0 with the model on the grid's ranks, which follow its steps.
-void on_grid(const Grid& grid, ModelOptions options,
-             const std::function<void(LoadedModel&)>& lead) {
-  options.n_replicas = grid.dp;
-  options.tp = grid.tp;
-  options.n_stages = grid.pp;
-  options.dispatch = grid.dispatch;
-  run_local_ranks({grid.dp * grid.tp * grid.pp}, [&](Group& group) {
-    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
-    LoadedModel loaded(on_rank(options, group, &steps));
-    if (!steps.leads()) return steps.follow();
-    lead(loaded);
-    steps.end();
-  });
-}
-
-Engine engine_of(LoadedModel& loaded, int max_running = 8) {
+Engine plain_engine(LoadedModel& loaded, int max_running = 8) {
   return {loaded.model(),
           loaded.cache(),
           {.size = loaded.config().vocab},
@@ -81,7 +59,7 @@ TEST_P(RankReplicas, HaveTheGoldenLogits) {
         Grid{1, 2, kGather, 3}, Grid{2, 2, kAllToAll, 2}}) {
     SCOPED_TRACE(grid.name());
     on_grid(grid, options, [&](LoadedModel& loaded) {
-      Engine engine = engine_of(loaded, 64);
+      Engine engine = plain_engine(loaded, 64);
       const int64_t vocab = loaded.config().vocab;
       std::vector<std::vector<float>> got, want;
       got.reserve(100);
@@ -160,7 +138,7 @@ TEST_P(RankReplicas, OfExpertsHaveTheGoldenLogits) {
           .placement = file.path(),
           .replica_choice = choice};
       on_grid(grid, options, [&](LoadedModel& loaded) {
-        Engine engine = engine_of(loaded, 64);
+        Engine engine = plain_engine(loaded, 64);
         const std::vector<float> want = golden.floats("logits" + suffix);
         std::vector<std::vector<float>> got(grid.dp + 1);
         for (std::vector<float>& rows : got) {
@@ -367,7 +345,7 @@ TEST(RanksInAPipeline, ComputePromptsInPieces) {
   }
   // The last rows of each, of sequences that a step computes together.
   const auto logits_of = [&](LoadedModel& loaded) {
-    Engine engine = engine_of(loaded);
+    Engine engine = plain_engine(loaded);
     std::vector<std::vector<float>> rows(prompts.size());
     for (size_t i = 0; i < prompts.size(); ++i) {
       EngineRequest request;

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.error
 import urllib.request
 
 from mpi_launcher import LAUNCHERS, is_alive, launch
@@ -225,6 +226,59 @@ class OnRanks(unittest.TestCase):
         for layer in got["layers"]:
             self.assertEqual((len({rank for ranks in layer["ranks"] for rank in ranks}), layer["balancedness"]), (1, 1))
 
+    def rebalance(self, address, method="POST"):
+        """Status and answer of /rebalance."""
+        request = urllib.request.Request(f"{address}/rebalance", b"" if method == "POST" else None, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())["error"]
+
+    def test_experts_move_while_serving(self):
+        questions = [f"What is {17 * i % 89} + {29 * i % 97}?" for i in range(12)]
+        moving = ["--rebalance", "on-request", "--balance-window", "64", "--draft", "off"]
+        for launcher, options in ((LAUNCHERS[0], []), (LAUNCHERS[-1], ["--dp", "2", "--ep-dispatch", "all-to-all"])):
+            with self.subTest(options=options), tempfile.TemporaryDirectory() as folder:
+                job, ranks, address = self.serving(lambda command: launch(launcher, [(2, command)], folder), 2,
+                                                   f"{os.getpid()}-moving-{options}", *moving, *options)
+                status, answer = self.rebalance(address)
+                self.assertEqual((status, answer["code"]), (409, "nothing_counted"))
+                self.assertEqual(self.rebalance(address, "GET")[1]["state"], "none")
+                with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                    expected = list(pool.map(lambda question: answer_of(address, question), questions))
+                    before = json.loads(urllib.request.urlopen(f"{address}/experts", timeout=60).read())
+                    got = pool.map(lambda question: answer_of(address, question), questions)
+                    status, answer = self.rebalance(address)
+                    self.assertEqual((status, answer["number"]), (202, 1))
+                    while (report := self.rebalance(address, "GET")[1])["state"] in ("planning", "loading"):
+                        status, answer = self.rebalance(address)
+                        self.assertIn((status, answer.get("code")), ((409, "in_progress"), (202, None)))
+                    self.assertEqual(list(got), expected)
+                self.assertEqual(report["state"], "done")
+                after = json.loads(urllib.request.urlopen(f"{address}/experts", timeout=60).read())
+                moved = sum(a != b for old, new in zip(before["layers"], after["layers"]) for a, b in zip(old["ranks"], new["ranks"]))
+                self.assertGreater(moved, 0)
+                self.assertLess(before["balancedness"], after["balancedness"])
+                os.kill(ranks_of_number(ranks, 0), signal.SIGTERM)
+                self.assertEqual(job.wait(30), 0, job.stderr.read())
+                self.assertEqual([p for p in ranks if is_alive(p)], [])
+
+    def test_a_rank_that_is_lost_while_experts_move(self):
+        for lost, seconds in ((1, 0), (0, 0.01), (1, 0.03)):  # it is planned, loaded or moved then
+            with self.subTest(lost=lost, seconds=seconds), tempfile.TemporaryDirectory() as folder:
+                job, ranks, address = self.serving(lambda command: launch(LAUNCHERS[0], [(2, command)], folder), 2,
+                                                   f"{os.getpid()}-lost-{seconds}", "--rebalance", "on-request")
+                answer_of(address, QUESTION[-1])
+                self.assertEqual(self.rebalance(address)[0], 202)
+                time.sleep(seconds)
+                os.kill(ranks_of_number(ranks, lost), signal.SIGKILL)
+                begin = time.monotonic()
+                self.assertNotEqual(job.wait(60), 0)
+                self.assertLess(time.monotonic() - begin, 30)
+                time.sleep(0.5)
+                self.assertEqual([p for p in ranks if is_alive(p)], [])
+
     def test_a_rank_that_is_lost_while_a_server_is_idle(self):
         for lost in range(2):
             with self.subTest(lost=lost), tempfile.TemporaryDirectory() as folder:
@@ -254,7 +308,8 @@ class OnRanks(unittest.TestCase):
                  ([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json"),
                  ([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx"),
                  ([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits and bench comm"),
-                 ([(2, ["serve", "--port", "70000"])], "--port 70000")]
+                 ([(2, ["serve", "--port", "70000"])], "--port 70000"),
+                 ([(2, ["serve", "--pp", "2", "--rebalance", "auto"])], "--rebalance", "a pipeline stage has one rank")]
         with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:  # launchers mostly wait
             for done in [pool.submit(self.refused, *case) for case in cases]:
                 done.result()

@@ -342,10 +342,12 @@ class Serving(unittest.TestCase):
             for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
                 status, headers, body = self.server.request(method, path.replace("{model}", TINY), b"{}" if method == "POST" else None)
                 if method.lower() in there:
-                    self.assertIn(status, (200, 400), (method, path, body))
+                    expected = (404,) if path == "/rebalance" else (200, 400)  # one process has nothing to move
+                    self.assertIn(status, expected, (method, path, body))
                 else:
                     self.assertEqual(status, 405, (method, path))
-                    self.assertEqual(headers["Allow"], "POST" if "post" in there else "GET, HEAD")
+                    allowed = ["GET, HEAD"] * ("get" in there) + ["POST"] * ("post" in there)
+                    self.assertEqual(headers["Allow"], ", ".join(allowed))
 
     def test_uses_of_experts(self):
         self.server.wait_idle()

@@ -103,19 +103,23 @@ TEST_F(ReadyService, UsesOfExpertsAreCountedIfTheEngineDoes) {
             "above 0");
   EXPECT_FALSE(says(get("/metrics").body, "expert"));
   loaded_.model().count_experts();
-  Engine counting(loaded_.model(), loaded_.cache(), {loaded_.config().vocab, {}}, kContext,
-                  {.expert_window = 20});
-  service_.set_ready(counting, loaded_.expert_homes());
-  const auto submit = [&](int n_tokens) {
+  const auto counting_engine = [&](const ExpertHomes& homes) {
+    return std::make_unique<Engine>(loaded_.model(), loaded_.cache(),
+                                    Vocabulary{loaded_.config().vocab, {}}, kContext,
+                                    Engine::Options{.expert_window = 20, .homes = homes});
+  };
+  const auto submit = [&](Engine& engine, int n_tokens) {
     EngineRequest request;
     request.request.prompt.assign(n_tokens, 20);
     request.request.max_new_tokens = 1;
     request.on_event = [](const TokenEvent&) { return true; };
-    counting.submit(std::move(request));
-    while (counting.step()) {
+    engine.submit(std::move(request));
+    while (engine.step()) {
     }
   };
-  submit(9);
+  const auto counting = counting_engine(loaded_.expert_homes());
+  service_.set_ready(*counting);
+  submit(*counting, 9);
   Json json = Json::parse(get("/experts").body);
   EXPECT_EQ(json["window_steps"], 20);
   EXPECT_EQ(json["steps"], 1);
@@ -124,7 +128,7 @@ TEST_F(ReadyService, UsesOfExpertsAreCountedIfTheEngineDoes) {
   EXPECT_EQ(json["balancedness"], 1);
   EXPECT_FALSE(json.contains("gpu_share"));
   ASSERT_EQ(json["layers"].size(), 2u);
-  const auto uses = counting.expert_uses();
+  auto uses = counting->expert_uses();
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(json["layers"][i]["layer"], i + 1) << "layer 0 is dense";
     EXPECT_EQ(json["layers"][i]["counts"], Json(uses->of_layer[i + 1]));
@@ -147,7 +151,10 @@ TEST_F(ReadyService, UsesOfExpertsAreCountedIfTheEngineDoes) {
       layer[e] = e == 0 ? std::vector<int>{0, 1} : std::vector<int>{e < 8 ? 0 : 1};
   homes.on_gpu = {{}, std::vector<bool>(16, true), std::vector<bool>(16)};
   homes.on_gpu[2][5] = true;
-  service_.set_ready(counting, homes);
+  const auto on_two_ranks = counting_engine(homes);
+  submit(*on_two_ranks, 9);
+  uses = on_two_ranks->expert_uses();
+  service_.set_ready(*on_two_ranks);
   json = Json::parse(get("/experts").body);
   const ExpertLoads loads = loads_of(*uses, homes);
   EXPECT_EQ(json["load"], Json(loads.of_rank));
@@ -170,6 +177,15 @@ TEST_F(ReadyService, UsesOfExpertsAreCountedIfTheEngineDoes) {
   line("expert_balancedness", "", loads.balancedness);
   line("expert_gpu_share", "", loads.gpu_share);
   service_.set_ready(engine_);
+}
+
+TEST_F(ReadyService, ExpertsOfOneProcessDoNotMove) {
+  const std::string why =
+      "404 -: experts do not move: start the server on several ranks with --rebalance on-request "
+      "or auto";
+  EXPECT_EQ(refusal(get("/rebalance")), why);
+  EXPECT_EQ(refused("/rebalance", Json::object()), why);
+  EXPECT_EQ(reply(service_, "PUT", "/rebalance").allow, "GET, HEAD, POST");
 }
 
 TEST_F(ReadyService, ModelsAreFoundByTheirIds) {

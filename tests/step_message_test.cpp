@@ -113,5 +113,28 @@ TEST(StepMessage, AVocabularyAndACopyOfAPage) {
   EXPECT_EQ(order.to_page, 4);
 }
 
+TEST(StepMessage, ExpertsThatMove) {
+  std::mt19937 random(9);
+  StepMessageReader reader;
+  std::vector<int32_t> written;
+  for (int n = 0; n < 40; ++n) {
+    std::vector<ExpertChange> changes;
+    for (int i = 0; i < n; ++i) {
+      ExpertChange& change = changes.emplace_back();
+      change.layer = static_cast<int32_t>(random() % 61);
+      change.expert = static_cast<int32_t>(random() % 256);
+      for (unsigned rank = 0; rank < random() % 5; ++rank)
+        change.ranks.push_back(static_cast<int32_t>(random() % 96));
+    }
+    const StepMessage got =
+        sent({.order = {.kind = StepOrder::Kind::kLoadExperts, .model = n}, .changes = changes},
+             written, reader);
+    EXPECT_EQ(got.order.kind, StepOrder::Kind::kLoadExperts);
+    EXPECT_EQ(got.order.model, n);
+    EXPECT_TRUE(std::ranges::equal(got.changes, changes));
+    EXPECT_TRUE(got.batches.empty());
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -32,12 +32,12 @@ std::vector<double> loads_of(const OwnersOfLayer& owners, const std::vector<doub
 // lowers the larger load of the two ranks.
 class LoadLeveller {
  public:
-  LoadLeveller(OwnersOfLayer& owners, const std::vector<double>& shares, int n_ranks, int slots)
+  LoadLeveller(OwnersOfLayer& owners, const std::vector<double>& shares, std::vector<int> slots)
       : owners_(owners),
-        load_(loads_of(owners, shares, n_ranks)),
-        held_(n_ranks),
-        has_(n_ranks, std::vector<bool>(owners.size())),
-        slots_(slots) {
+        load_(loads_of(owners, shares, static_cast<int>(slots.size()))),
+        held_(slots.size()),
+        has_(slots.size(), std::vector<bool>(owners.size())),
+        slots_(std::move(slots)) {
     for (size_t e = 0; e < owners.size(); ++e) {
       of_replica_.push_back(shares[e] / static_cast<double>(owners[e].size()));
       for (const int rank : owners[e]) add(rank, static_cast<int>(e));
@@ -66,7 +66,8 @@ class LoadLeveller {
     for (const int mine : held_[busiest])
       for (int rank = 0; rank < std::ssize(held_); ++rank) {
         if (rank == busiest || has_[rank][mine]) continue;
-        if (std::ssize(held_[rank]) < slots_) consider({mine, kFreeSlot, rank, 0}, busiest, best);
+        if (std::ssize(held_[rank]) < slots_[rank])
+          consider({mine, kFreeSlot, rank, 0}, busiest, best);
         for (const int theirs : held_[rank])
           if (!has_[busiest][theirs]) consider({mine, theirs, rank, 0}, busiest, best);
       }
@@ -101,26 +102,26 @@ class LoadLeveller {
   std::vector<double> of_replica_;      // [experts]
   std::vector<std::vector<int>> held_;  // [ranks] experts
   std::vector<std::vector<bool>> has_;  // [ranks][experts]
-  const int slots_;
+  const std::vector<int> slots_;        // [ranks]
 };
 
 // Replicas for the experts with the most load a replica, each on the least loaded rank that has a
 // free slot and not the expert, until all slots are filled or no such rank is left.
-void fill_slots(OwnersOfLayer& owners, const std::vector<double>& shares, const EplbShape& shape) {
-  std::vector<int> used(shape.n_gpus, 0);
-  int n_free = shape.n_slots;
+void fill_slots(OwnersOfLayer& owners, const std::vector<double>& shares, std::vector<int> slots) {
+  const auto n_ranks = static_cast<int>(slots.size());
+  int n_free = std::accumulate(slots.begin(), slots.end(), 0);
   for (const std::vector<int>& ranks : owners)
-    for (const int rank : ranks) ++used[rank], --n_free;
+    for (const int rank : ranks) --slots[rank], --n_free;
   for (; n_free > 0; --n_free) {
-    const std::vector<double> load = loads_of(owners, shares, shape.n_gpus);
+    const std::vector<double> load = loads_of(owners, shares, n_ranks);
     int expert = -1, to = -1;
     double most = -1;
     for (int e = 0; e < std::ssize(owners); ++e) {
       const double of_replica = shares[e] / static_cast<double>(owners[e].size());
       if (of_replica <= most) continue;
       int best = -1;
-      for (int rank = 0; rank < shape.n_gpus; ++rank) {
-        const bool free = used[rank] < shape.n_slots / shape.n_gpus &&
+      for (int rank = 0; rank < n_ranks; ++rank) {
+        const bool free = slots[rank] > 0 &&
                           std::find(owners[e].begin(), owners[e].end(), rank) == owners[e].end();
         if (free && (best < 0 || load[rank] < load[best])) best = rank;
       }
@@ -128,7 +129,7 @@ void fill_slots(OwnersOfLayer& owners, const std::vector<double>& shares, const 
     }
     if (expert < 0) return;
     owners[expert].insert(std::upper_bound(owners[expert].begin(), owners[expert].end(), to), to);
-    ++used[to];
+    --slots[to];
   }
 }
 
@@ -142,14 +143,26 @@ OwnersOfLayer owners_by_eplb(const std::vector<double>& shares, const EplbShape&
     const int rank = slot / (shape.n_slots / shape.n_gpus);
     if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
   }
-  fill_slots(owners, shares, shape);
+  fill_slots(owners, shares, std::vector<int>(shape.n_gpus, shape.n_slots / shape.n_gpus));
   return owners;
+}
+
+int replicas_of(const OwnersOfLayer& owners) {
+  int n = 0;
+  for (const std::vector<int>& ranks : owners) n += static_cast<int>(ranks.size());
+  return n;
 }
 
 }  // namespace
 
 OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int n_redundant) {
-  const int n = static_cast<int>(shares.size());
+  const int slots = ceil_div(static_cast<int>(shares.size()) + n_redundant, n_ranks);
+  return assign_experts(shares, std::vector<int>(n_ranks, slots), n_redundant);
+}
+
+OwnersOfLayer assign_experts(const std::vector<double>& shares, const std::vector<int>& slots,
+                             int n_redundant) {
+  const int n = static_cast<int>(shares.size()), n_ranks = static_cast<int>(slots.size());
   check(n_redundant >= 0 && n_redundant <= n * (n_ranks - 1), "redundant experts");
   std::vector<int> copies(n, 1);
   const auto less_loaded = [&](int a, int b) {
@@ -170,28 +183,35 @@ OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int
   std::vector<int> order = by_share(a_copy);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return copies[a] > copies[b]; });
 
-  const int slots = ceil_div(n + n_redundant, n_ranks);
   // Ranks with free slots, the least loaded first.
   using Rank = std::tuple<double, int, int>;  // load, replicas held, number
   std::priority_queue<Rank, std::vector<Rank>, std::greater<>> ranks;
-  for (int rank = 0; rank < n_ranks; ++rank) ranks.push({0, 0, rank});
+  for (int rank = 0; rank < n_ranks; ++rank)
+    if (slots[rank] > 0) ranks.push({0, 0, rank});
   OwnersOfLayer owners(n);
   std::vector<Rank> taken;
   for (const int e : order) {
     taken.clear();
-    for (int i = 0; i < copies[e]; ++i) {
-      check(!ranks.empty(), "a free slot for every copy");
+    for (int i = 0; i < copies[e] && !ranks.empty(); ++i) {
       taken.push_back(ranks.top());
       ranks.pop();
     }
     for (const auto& [load, used, rank] : taken) {
       owners[e].push_back(rank);
-      if (used + 1 < slots) ranks.push({load + a_copy[e], used + 1, rank});
+      if (used + 1 < slots[rank]) ranks.push({load + a_copy[e], used + 1, rank});
     }
+    check(!owners[e].empty(), "a slot for every expert");
     std::sort(owners[e].begin(), owners[e].end());
   }
-  LoadLeveller(owners, shares, n_ranks, slots).run();
+  // Where ranks have different numbers of slots, too few of them may have been left for a replica.
+  if (replicas_of(owners) < n + n_redundant) fill_slots(owners, shares, slots);
+  level_loads(owners, shares, slots);
   return owners;
+}
+
+void level_loads(OwnersOfLayer& owners, const std::vector<double>& shares,
+                 const std::vector<int>& slots) {
+  LoadLeveller(owners, shares, slots).run();
 }
 
 double balancedness(const OwnersOfLayer& owners, const std::vector<double>& shares, int n_ranks) {

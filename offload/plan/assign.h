@@ -16,6 +16,16 @@ using OwnersOfLayer = std::vector<std::vector<int>>;
 // largest load. No rank gets an expert twice, or more than its even part of all replicas, rounded
 // up. n_redundant is at most experts x (ranks - 1).
 OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int n_redundant);
+// The same for ranks with this many slots, [ranks], of which there are at least as many as experts
+// and replicas.
+OwnersOfLayer assign_experts(const std::vector<double>& shares, const std::vector<int>& slots,
+                             int n_redundant);
+
+// Swaps replicas between ranks, or moves them to free slots, as long as that lowers the largest
+// load. slots: [ranks] the most experts that each may have. Every expert keeps its number of
+// replicas.
+void level_loads(OwnersOfLayer& owners, const std::vector<double>& shares,
+                 const std::vector<int>& slots);
 
 // The mean load of the ranks over the largest; replicas share an expert's load. 1 without load.
 double balancedness(const OwnersOfLayer& owners, const std::vector<double>& shares, int n_ranks);

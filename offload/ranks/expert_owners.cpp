@@ -22,7 +22,16 @@ size_t ExpertOwners::index(int layer, int expert) const {
 void ExpertOwners::add(int layer, int expert, int rank) {
   std::vector<int32_t>& ranks = ranks_[index(layer, expert)];
   ranks.push_back(rank);
+  n_ranks_ = std::max(n_ranks_, rank + 1);
   if (ranks.size() > 1) has_replicas_[layer] = true;
+}
+
+void ExpertOwners::set(int layer, int expert, std::span<const int32_t> ranks) {
+  ranks_[index(layer, expert)].clear();
+  for (const int32_t rank : ranks) add(layer, expert, rank);
+  const auto first = ranks_.begin() + static_cast<int64_t>(index(layer, 0));
+  has_replicas_[layer] = std::any_of(first, first + n_experts_,
+                                     [](const auto& of_expert) { return of_expert.size() > 1; });
 }
 
 bool ExpertOwners::has_replicas() const {
@@ -30,12 +39,10 @@ bool ExpertOwners::has_replicas() const {
 }
 
 ReplicaChooser::ReplicaChooser(const ExpertOwners& owners)
-    : owners_(owners), n_rows_(owners.n_experts()), rank_(owners.n_experts()) {
-  int n_ranks = 1;
-  for (int layer = 0; layer < owners.n_layers(); ++layer)
-    for (int e = 0; e < owners.n_experts(); ++e)
-      for (const int rank : owners.ranks(layer, e)) n_ranks = std::max(n_ranks, rank + 1);
-  load_.resize(n_ranks);
+    : owners_(owners),
+      n_rows_(owners.n_experts()),
+      rank_(owners.n_experts()),
+      load_(owners.n_ranks()) {
   replicated_.reserve(owners.n_experts());
 }
 
@@ -47,7 +54,7 @@ void ReplicaChooser::begin(int layer, const TensorView& ids) {
 // Experts with one owner are where they are. The others follow, those with the most rows first.
 void ReplicaChooser::spread_load(const TensorView& ids) {
   std::fill(n_rows_.begin(), n_rows_.end(), 0);
-  std::fill(load_.begin(), load_.end(), 0);
+  load_.assign(owners_.n_ranks(), 0);  // experts may have moved to a rank that had none
   replicated_.clear();
   for (int64_t t = 0; t < ids.rows; ++t)
     for (int64_t k = 0; k < ids.cols; ++k)

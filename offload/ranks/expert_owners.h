@@ -1,6 +1,7 @@
 // Which ranks have each expert, and which of them computes it for a token.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/tensor.h"
@@ -33,12 +34,15 @@ class ExpertOwners {
         has_replicas_(n_layers) {}
   // `rank` has the expert too. All ranks add replicas in the same order.
   void add(int layer, int expert, int rank);
+  // From now on these ranks have the expert. Between steps, on all ranks.
+  void set(int layer, int expert, std::span<const int32_t> ranks);
   // Several ranks have replicas. An expert without ranks is left out of all sums.
   const std::vector<int32_t>& ranks(int layer, int expert) const {
     return ranks_[index(layer, expert)];
   }
   int n_layers() const { return n_layers_; }
   int n_experts() const { return n_experts_; }
+  int n_ranks() const { return n_ranks_; }  // at least 1
   RankHosts hosts() const { return hosts_; }
   ReplicaChoice choice() const { return choice_; }
   bool has_replicas(int layer) const { return has_replicas_[layer]; }
@@ -48,6 +52,7 @@ class ExpertOwners {
   size_t index(int layer, int expert) const;
 
   int n_layers_, n_experts_;
+  int n_ranks_ = 1;  // the highest number of one that has an expert, or had it, plus 1
   RankHosts hosts_;
   ReplicaChoice choice_;
   std::vector<std::vector<int32_t>> ranks_;  // [layers * n_experts]

@@ -33,6 +33,11 @@ void require_sane(const ServeOptions& s) {
   require(s.balance_window >= 0 && s.balance_window <= ExpertWindow::kMaxSteps,
           "--balance-window {}: must be between 0 and {}", s.balance_window,
           ExpertWindow::kMaxSteps);
+  require(s.rebalance == Rebalance::kOff || s.balance_window > 0,
+          "--balance-window 0: --rebalance needs the uses of experts: leave one of them out");
+  require(s.rebalance_below > 0 && s.rebalance_below <= 1,
+          "--rebalance-below {}: must be above 0 and at most 1", s.rebalance_below);
+  require(s.rebalance_period >= 0, "--rebalance-period {}: must be 0 or more", s.rebalance_period);
   require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
   for (const std::string& origin : s.cors_origins)
     require(origin == "*" || is_origin(origin),
@@ -47,6 +52,7 @@ ModelOptions model_options(const Options& options) {
   model.kv_fraction = s.kv_fraction;
   model.simulated_ranks = s.simulated_ranks;
   model.count_experts = s.balance_window > 0;
+  model.moves_experts = s.rebalance != Rebalance::kOff;
   const ModelConfig config = ModelConfig::from_directory(model.directory);
   require_simulated_ranks(config.router, s.simulated_ranks);
   return for_many_sequences(std::move(model), config, s.max_batch, s.kv_tokens);
@@ -86,6 +92,12 @@ std::string ready_line(const Engine& engine, const LoadedModel& loaded) {
                      loaded.n_threads(), loaded.isa());
 }
 
+std::optional<Rebalancer::Options> rebalance_options(const ServeOptions& s) {
+  if (s.rebalance == Rebalance::kOff) return {};
+  return Rebalancer::Options{.below = s.rebalance == Rebalance::kAuto ? s.rebalance_below : 0,
+                             .period = std::chrono::duration<double>(s.rebalance_period)};
+}
+
 // Loads the model and computes for the service. Ends the server when either fails.
 std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions model,
                                            const Tokenizer& tokenizer, Service& service,
@@ -97,7 +109,7 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
   };
   const auto on_ready = [&service, quiet = options.quiet](Engine& engine,
                                                           const LoadedModel& loaded) {
-    service.set_ready(engine, loaded.expert_homes());
+    service.set_ready(engine);
     if (!quiet) print_line(ready_line(engine, loaded));
   };
   const auto on_failed = [&service, &server] {
@@ -113,7 +125,8 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
                                                               .max_running = s.max_batch,
                                                               .keeps_pages = !s.no_prefix_cache,
                                                               .async_output = !s.no_async_output,
-                                                              .expert_window = s.balance_window},
+                                                              .expert_window = s.balance_window,
+                                                              .rebalance = rebalance_options(s)},
                                         EngineThread::Hooks{on_ready, on_failed});
 }
 
@@ -190,6 +203,16 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   add_value(serve, "--balance-window", s.balance_window,
             "steps for which /experts and /metrics count how often each expert is chosen; 0: they "
             "do not");
+  add_choice(
+      serve, "--rebalance", s.rebalance,
+      {{"off", Rebalance::kOff}, {"on-request", Rebalance::kOnRequest}, {"auto", Rebalance::kAuto}},
+      "move experts between ranks while answers go on, so that all have as much to compute: "
+      "when POST /rebalance is called, or also by itself; takes memory for one layer's "
+      "experts on each rank");
+  add_value(serve, "--rebalance-below", s.rebalance_below,
+            "with auto: balancedness (mean over largest load of the ranks) that begins it");
+  add_value(serve, "--rebalance-period", s.rebalance_period,
+            "with auto: seconds from one to the next");
   add_value(serve, "--drain", s.drain_seconds, "seconds for running answers to end after SIGTERM");
   serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
                  "free the KV cache of a prompt when its answer has ended");

@@ -42,6 +42,9 @@ struct PlanOptions {
   double skew = 0.5;  // of the simulated routing
 };
 
+// Whether experts move between ranks while a server answers; on request: POST /rebalance.
+enum class Rebalance { kOff, kOnRequest, kAuto };
+
 struct ServeOptions {
   std::string host = "127.0.0.1";
   int port = 8000;
@@ -54,8 +57,11 @@ struct ServeOptions {
   int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
   double kv_fraction = 0.8;  // of the memory that is free after loading
   int drain_seconds = 30;
-  int simulated_ranks = 0;    // of balanced routing; 0: the router chooses
-  int balance_window = 1000;  // steps whose uses of experts are counted; 0: none
+  int simulated_ranks = 0;  // of balanced routing; 0: the router chooses
+  Rebalance rebalance = Rebalance::kOff;
+  double rebalance_below = 0.8;   // balancedness
+  double rebalance_period = 300;  // seconds
+  int balance_window = 1000;      // steps whose uses of experts are counted; 0: none
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
 };
 

@@ -3,27 +3,6 @@
 #include "core/check.h"
 
 namespace tandem {
-namespace {
-
-// A choice among names; the default is the one that `value` has now.
-template <class T>
-void add_choice(CLI::App& command, const std::string& option, T& value,
-                const std::vector<std::pair<std::string, T>>& choices, const std::string& help) {
-  const auto set = [&value, option, choices](const std::string& text) {
-    std::string known;
-    for (size_t i = 0; i < choices.size(); ++i) {
-      if (choices[i].first == text) return void(value = choices[i].second);
-      known += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i].first;
-    }
-    fail("{} {}: choose {}", option, text, known);
-  };
-  CLI::Option* added = command.add_option_function<std::string>(option, set, help);
-  for (const auto& [name, choice] : choices)
-    if (choice == value) added->default_str(name);
-}
-
-}  // namespace
-
 void add_threads(CLI::App& command, int& value) {
   add_value(command, "--threads", value,
             "number of threads, one pinned to each core; 0: all cores");

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "core/check.h"
 #include "loader/model_options.h"
 #include "offload/plan/workload.h"
 
@@ -15,6 +16,22 @@ namespace tandem {
 template <class T>
 void add_value(CLI::App& command, const std::string& option, T& value, const std::string& help) {
   command.add_option(option, value, help)->capture_default_str();
+}
+// A choice among names; the default is the one that `value` has now.
+template <class T>
+void add_choice(CLI::App& command, const std::string& option, T& value,
+                const std::vector<std::pair<std::string, T>>& choices, const std::string& help) {
+  const auto set = [&value, option, choices](const std::string& text) {
+    std::string known;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (choices[i].first == text) return void(value = choices[i].second);
+      known += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i].first;
+    }
+    fail("{} {}: choose {}", option, text, known);
+  };
+  CLI::Option* added = command.add_option_function<std::string>(option, set, help);
+  for (const auto& [name, choice] : choices)
+    if (choice == value) added->default_str(name);
 }
 void add_threads(CLI::App& command, int& value);
 void add_device(CLI::App& command, DeviceChoice& value, const std::string& help);

@@ -43,6 +43,9 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
           context, longest);
   check(!options.host_pages || model.n_replicas() == 1, "one replica has pages in host memory");
   counts_.scheduler = replicas_.counts();
+  homes_ = std::make_shared<ExpertHomes>(options.homes);
+  check(!options.rebalance || options.expert_window > 0, "experts move by their use");
+  if (options.rebalance) rebalancer_.emplace(model, options.homes, *options.rebalance);
   if (options.expert_window == 0) return;
   const ModelConfig& config = model.config();
   read_uses_.resize(int64_t{config.n_all_layers()} * config.router.n_experts);
@@ -65,7 +68,9 @@ bool Engine::step() {
     if (drafter_.is_on()) draft_next(seconds);
   }
   count_step();
-  if (expert_window_) read_expert_uses();
+  std::shared_ptr<const ExpertUses> news;
+  if (expert_window_) news = read_expert_uses();
+  if (rebalancer_) rebalancer_->between_steps(news);
   deliver();
   return computes;
 }
@@ -84,10 +89,14 @@ void Engine::run() {
 
 // Sleeps while there is nothing to do. Returns false after stop().
 bool Engine::wait_for_orders() {
-  std::unique_lock lock(mutex_);
-  ordered_.wait(lock, [&] {
+  constexpr std::chrono::milliseconds kMoving(5);  // experts are loaded meanwhile
+  const auto is_ordered = [&] {
     return !replicas_.empty() || !orders_.requests.empty() || orders_.forget || stopped_;
-  });
+  };
+  const auto moves = [&] { return rebalancer_ && rebalancer_->is_busy(); };
+  std::unique_lock lock(mutex_);
+  ordered_.wait(lock, [&] { return is_ordered() || moves(); });
+  if (!is_ordered()) ordered_.wait_for(lock, kMoving, is_ordered);
   return !stopped_;
 }
 
@@ -408,15 +417,31 @@ void Engine::count_step() {
   ++counts_.steps_of[std::min(size, EngineCounts::kStepSizes - 1)];
 }
 
-// Reads the counts once in a block of steps, and when nothing is left to compute.
-void Engine::read_expert_uses() {
+// Reads the counts once in a block of steps, and when nothing is left to compute. Returns null if
+// there are no news.
+std::shared_ptr<const ExpertUses> Engine::read_expert_uses() {
   if (n_tokens_ > 0) expert_window_->add_step(n_tokens_);
-  if (!expert_window_->has_news() || !(expert_window_->is_due() || replicas_.empty())) return;
+  if (!expert_window_->has_news() || !(expert_window_->is_due() || replicas_.empty())) return {};
   model_.read_expert_uses(read_uses_);
   expert_window_->read(read_uses_);
   auto uses = std::make_shared<const ExpertUses>(expert_window_->uses());
   const std::lock_guard lock(mutex_);
-  expert_uses_ = std::move(uses);
+  expert_uses_ = uses;
+  return uses;
+}
+
+std::shared_ptr<const ExpertHomes> Engine::expert_homes() const {
+  return rebalancer_ ? rebalancer_->homes() : homes_;
+}
+
+bool Engine::rebalance() {
+  check(rebalances(), "experts that move");
+  const std::shared_ptr<const ExpertUses> uses = expert_uses();
+  require(uses->n_steps > 0, "no step is counted yet: try again after some answers");
+  const bool begins = rebalancer_->request(uses);
+  const std::lock_guard lock(mutex_);
+  ordered_.notify_one();
+  return begins;
 }
 
 SequenceId Engine::submit(EngineRequest request) {

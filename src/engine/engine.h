@@ -13,6 +13,7 @@
 #include "engine/expert_window.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
+#include "engine/rebalancer.h"
 #include "engine/replicas.h"
 #include "engine/request.h"
 #include "engine/step_arrays.h"
@@ -44,6 +45,10 @@ class Engine {
     // Steps for which uses of experts are counted, at most ExpertWindow::kMaxSteps; the model has
     // count_experts(). 0: they are not counted.
     int expert_window = 0;
+    ExpertHomes homes = {};  // of the model's experts, for those who ask
+    // How experts move between ranks; for a model that moves_experts(), and an expert_window.
+    // Empty: they stay.
+    std::optional<Rebalancer::Options> rebalance = {};
   };
 
   // All references outlive the engine, which alone uses the cache. The vocabulary may be smaller
@@ -63,6 +68,12 @@ class Engine {
   // null if that is not counted.
   std::shared_ptr<const ExpertUses> expert_uses() const;
   int expert_window() const { return options_.expert_window; }
+  std::shared_ptr<const ExpertHomes> expert_homes() const;  // thread-safe
+  bool rebalances() const { return rebalancer_.has_value(); }
+  // Thread-safe, and waits for nothing. Begins to move experts by the uses in the window. Throws
+  // Error while none are counted, and returns false while experts move.
+  bool rebalance();
+  RebalanceReport rebalance_report() const { return rebalancer_->report(); }  // thread-safe
   int64_t context() const { return context_; }
   const BackboneGrid& grid() const { return model_.grid(); }
   int vocabulary_size() const { return vocabulary_.size; }
@@ -143,7 +154,7 @@ class Engine {
   void fail_all(const std::string& why);
   void deliver_now(const std::vector<Event>& events);
   void count_step();
-  void read_expert_uses();
+  std::shared_ptr<const ExpertUses> read_expert_uses();
 
   StepRunner& model_;
   KvCache& cache_;
@@ -165,6 +176,8 @@ class Engine {
   std::future<void> masks_ready_;
   std::optional<ExpertWindow> expert_window_;  // empty: uses of experts are not counted
   std::vector<uint32_t> read_uses_;            // [n_all_layers * n_experts]
+  std::optional<Rebalancer> rebalancer_;
+  std::shared_ptr<const ExpertHomes> homes_;  // without a rebalancer
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable ordered_;

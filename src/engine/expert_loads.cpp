@@ -20,6 +20,14 @@ double balancedness(std::span<const double> rows) {
 
 }  // namespace
 
+void ExpertHomes::apply(std::span<const ExpertChange> changes) {
+  for (const ExpertChange& change : changes) {
+    std::vector<int>& of_expert = ranks.at(change.layer).at(change.expert);
+    of_expert.assign(change.ranks.begin(), change.ranks.end());
+    for (int& rank : of_expert) rank += static_cast<int>(ranks_of_layer[change.layer].first);
+  }
+}
+
 ExpertLoads loads_of(const ExpertUses& uses, const ExpertHomes& homes) {
   const size_t n_layers = uses.of_layer.size();
   check(homes.ranks.size() == n_layers && homes.ranks_of_layer.size() == n_layers,

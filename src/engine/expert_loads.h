@@ -8,12 +8,15 @@
 
 #include "core/topology.h"
 #include "engine/expert_window.h"
+#include "offload/plan/rebalance.h"
 
 namespace tandem {
 
 // Where the routed experts of a model are.
 struct ExpertHomes {
   int n_ranks = 1;
+  int n_of_host = 1 << 30;                 // ranks of a host, which are adjacent
+  int n_groups = 1;                        // the router's
   std::vector<Slice> ranks_of_layer = {};  // [n_all_layers] the ranks of the layer's stage
   // [n_all_layers][n_experts] the ranks that have the expert, which divide its rows evenly; empty
   // for a dense layer. Each of its ranks may also have a slice.
@@ -21,6 +24,9 @@ struct ExpertHomes {
   // [n_all_layers][n_experts] whether a process without other ranks has the expert in its GPU's
   // memory; empty: there are other ranks, or the CPU has all.
   std::vector<std::vector<bool>> on_gpu = {};
+
+  // After a move: the ranks of the changes, which are numbered in the layer's stage.
+  void apply(std::span<const ExpertChange> changes);
 };
 
 // A row is a token at one of the experts that it chose.

@@ -145,6 +145,18 @@ bool StepChannel::obey(const StepMessage& message) {
     case StepOrder::Kind::kExpertUses:
       reply(runner.own_expert_uses());
       return true;
+    case StepOrder::Kind::kLoadExperts:
+      runner.load_experts(message.changes);
+      return true;
+    case StepOrder::Kind::kMoveStatus:
+      reply(runner.own_move_status());
+      return true;
+    case StepOrder::Kind::kMoveExperts:
+      runner.move_experts();
+      return true;
+    case StepOrder::Kind::kKeepExperts:
+      runner.keep_experts();
+      return true;
     default:
       check(false, "an order that ranks obey");
   }

@@ -12,7 +12,7 @@ namespace {
 struct Header {
   int32_t n_numbers;  // of the message
   StepOrder order;
-  int32_t n_batches, n_logits, n_vocabulary;  // items
+  int32_t n_batches, n_logits, n_vocabulary, n_changes;  // items
 };
 struct BatchSizes {
   int32_t n_tokens, n_sequences, n_logit_rows, n_hidden_rows;
@@ -25,6 +25,9 @@ struct LogitsSizes {
 };
 struct VocabularySizes {
   int32_t n_tokens, n_words;
+};
+struct ChangeSizes {
+  int32_t layer, expert, n_ranks;
 };
 
 template <class T>
@@ -74,11 +77,12 @@ std::span<const T> part_of(const std::vector<T>& all, const std::vector<size_t>&
 }  // namespace
 
 void write_message(const StepMessage& message, std::vector<int32_t>& numbers) {
-  const auto& [order, batches, logits, vocabulary] = message;
+  const auto& [order, batches, logits, vocabulary, changes] = message;
   const int32_t n_vocabulary = order.kind == StepOrder::Kind::kVocabulary;
   numbers.clear();
   append_one(numbers, Header{0, order, static_cast<int32_t>(batches.size()),
-                             static_cast<int32_t>(logits.size()), n_vocabulary});
+                             static_cast<int32_t>(logits.size()), n_vocabulary,
+                             static_cast<int32_t>(changes.size())});
   for (const Batch& b : batches) {
     append_one(numbers, BatchSizes{b.n(), static_cast<int32_t>(b.sequences.size()),
                                    static_cast<int32_t>(b.logit_rows.size()),
@@ -101,6 +105,10 @@ void write_message(const StepMessage& message, std::vector<int32_t>& numbers) {
     append_one(numbers, VocabularySizes{vocabulary.n_tokens,
                                         static_cast<int32_t>(vocabulary.allowed.size())});
     append(numbers, vocabulary.allowed);
+  }
+  for (const ExpertChange& c : changes) {
+    append_one(numbers, ChangeSizes{c.layer, c.expert, static_cast<int32_t>(c.ranks.size())});
+    append(numbers, std::span<const int32_t>(c.ranks));
   }
   numbers[0] = static_cast<int32_t>(numbers.size());
 }
@@ -148,6 +156,14 @@ StepMessage StepMessageReader::read(std::span<const int32_t> numbers) {
     message.vocabulary = {{reinterpret_cast<const uint32_t*>(words.data()), words.size()},
                           sizes.n_tokens};
   }
+
+  changes_.resize(header.n_changes);
+  for (ExpertChange& change : changes_) {
+    const auto sizes = taker.one<ChangeSizes>();
+    const std::span<const int32_t> ranks = taker.numbers(sizes.n_ranks);
+    change = {sizes.layer, sizes.expert, {ranks.begin(), ranks.end()}};
+  }
+  message.changes = changes_;
   return message;
 }
 

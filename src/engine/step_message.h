@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/deepseek.h"
+#include "offload/plan/rebalance.h"
 #include "ops/device.h"
 
 namespace tandem {
@@ -29,6 +30,10 @@ struct StepOrder {
     kVocabulary,
     kLogits,
     kExpertUses,
+    kLoadExperts,
+    kMoveStatus,
+    kMoveExperts,
+    kKeepExperts,
     kHeartbeat,
     kEnd
   };
@@ -41,9 +46,10 @@ struct StepOrder {
 
 struct StepMessage {
   StepOrder order;
-  std::span<const Batch> batches = {};        // [replicas] of kForward and kDraft
-  std::span<const LogitsWanted> logits = {};  // [replicas] of kLogits
-  DrawnVocabulary vocabulary = {};            // of kVocabulary
+  std::span<const Batch> batches = {};         // [replicas] of kForward and kDraft
+  std::span<const LogitsWanted> logits = {};   // [replicas] of kLogits
+  DrawnVocabulary vocabulary = {};             // of kVocabulary
+  std::span<const ExpertChange> changes = {};  // of kLoadExperts
 };
 
 // The first number is how many there are.
@@ -59,6 +65,7 @@ class StepMessageReader {
   std::vector<Sequence> sequences_;
   std::vector<LogitsWanted> logits_;
   std::vector<Draw> draws_;
+  std::vector<ExpertChange> changes_;
 };
 
 }  // namespace tandem

@@ -50,6 +50,7 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
       grid_(grid),
       rank_(rank),
       pipeline_(grid, limits.max_tokens),
+      move_status_(grid.n_ranks()),
       reply_bytes_(grid.n_ranks()) {}
 
 void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
@@ -216,6 +217,43 @@ void StepRunner::read_expert_uses(std::span<uint32_t> out) {
     for (size_t i = 0; i < out.size(); ++i) out[i] += theirs[i];
   }
   std::ranges::fill(reply_bytes_, 0);  // read_logits() sets those of the ranks that reply to it
+}
+
+void StepRunner::load_experts(std::span<const ExpertChange> changes) {
+  const auto turn =
+      announced({.order = {.kind = StepOrder::Kind::kLoadExperts}, .changes = changes});
+  mover_->load(changes);
+}
+
+// The device may still compute the last step.
+void StepRunner::move_experts() {
+  const auto turn = announced({.order = {.kind = StepOrder::Kind::kMoveExperts}});
+  parts_.device.wait();
+  mover_->move();
+}
+
+void StepRunner::keep_experts() {
+  const auto turn = announced({.order = {.kind = StepOrder::Kind::kKeepExperts}});
+  mover_->keep();
+}
+
+std::span<const MoveStatus> StepRunner::move_status() {
+  check(rank_ == 0, "rank 0 decides what moves");
+  move_status_[0] = mover_->status();
+  if (grid_.n_ranks() == 1) return move_status_;
+  const auto turn = announced({.order = {.kind = StepOrder::Kind::kMoveStatus}});
+  check(channel_ != nullptr, "other ranks reply over a channel");
+  for (int rank = 0; rank < grid_.n_ranks(); ++rank)
+    reply_bytes_[rank] = rank > 0 ? int64_t{sizeof(MoveStatus)} : 0;
+  const ConstBytes replies = channel_->replies(reply_bytes_);
+  std::memcpy(move_status_.data() + 1, replies.data(), replies.size());
+  std::ranges::fill(reply_bytes_, 0);  // read_logits() sets those of the ranks that reply to it
+  return move_status_;
+}
+
+ConstBytes StepRunner::own_move_status() {
+  move_status_[rank_] = mover_->status();
+  return std::as_bytes(std::span(&move_status_[rank_], 1));
 }
 
 ConstBytes StepRunner::own_expert_uses() {

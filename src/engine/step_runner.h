@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine/deepseek.h"
+#include "engine/expert_mover.h"
 #include "engine/logits_reader.h"
 #include "engine/pipeline.h"
 #include "engine/step_channel.h"
@@ -58,6 +59,17 @@ class StepRunner {
   // layers. Valid until the next call.
   ConstBytes own_expert_uses();
 
+  // What moves this rank's experts from now on; null: they stay. All ranks have one, or none.
+  void use(ExpertMover* mover) { mover_ = mover; }
+  bool moves_experts() const { return mover_ != nullptr; }
+  // As ExpertMover's calls, on all ranks. Called on rank 0, between steps.
+  void load_experts(std::span<const ExpertChange> changes);
+  void move_experts();
+  void keep_experts();
+  // [ranks]. Called on rank 0; valid until the next call.
+  std::span<const MoveStatus> move_status();
+  ConstBytes own_move_status();  // of this rank; valid until the next call
+
   // From now on the other ranks of the channel are told of every call of the above; this is their
   // model of that number.
   void announce_on(StepChannel& channel, int number) {
@@ -108,6 +120,8 @@ class StepRunner {
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
   bool others_know_vocabulary_ = false;
   bool counts_experts_ = false;
+  ExpertMover* mover_ = nullptr;
+  std::vector<MoveStatus> move_status_;  // [ranks]
   std::vector<std::byte> reply_;
   std::vector<int64_t> reply_bytes_;  // [ranks]
 };

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "engine/kv_cache.h"
 #include "loader/pack_weights.h"
+#include "loader/spare_experts.h"
 #include "offload/plan/placement_json.h"
 #include "offload/ranks/rank_experts.h"
 #include "ops/cpu_ops.h"
@@ -149,11 +150,24 @@ FitRequest fit_request(const ModelOptions& options, const Subject& subject,
           .on_other_ranks = on_other_ranks(subject, decision.parts).experts};
 }
 
-HostMemory host_memory(const Subject& subject, int64_t kv_bytes) {
+HostMemory host_memory(const ModelOptions& options, const Subject& subject, int64_t kv_bytes) {
+  const bool moves = options.moves_experts;
   return {.capacity_bytes = subject.memory_bytes,
-          .bytes = [&subject, kv_bytes](const ExpertsLayout& experts) {
-            return packed_bytes(subject.stored, subject.config, subject.home, experts) + kv_bytes;
+          .bytes = [&subject, kv_bytes, moves](const ExpertsLayout& experts) {
+            const auto& [config, stored, topology, kernels, home, memory, rank] = subject;
+            const int64_t spare =
+                moves ? SpareExperts::bytes_for(stored, config, home, experts) : 0;
+            return packed_bytes(stored, config, home, experts) + kv_bytes + spare;
           }};
+}
+
+// A placement is checked against the memory without this room.
+void require_room_to_move(const HostMemory& memory, const ExpertsLayout& experts) {
+  const int64_t needed = memory.bytes(experts);
+  require(needed <= memory.capacity_bytes,
+          "--rebalance: the placement needs {:.1f} GB of memory on this rank with room for experts "
+          "that move, and there are {:.1f} GB: leave it out, or place fewer experts here",
+          needed * 1e-9, memory.capacity_bytes * 1e-9);
 }
 
 GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
@@ -219,8 +233,8 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
   parts.gpu = share.parts;
   parts.kv_tokens = share.kv_tokens;
   if (!placed && !whole)
-    parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, 0),
-                             beside_cpu(share.parts));
+    parts.experts = fit_host(fit_request(options, subject, decision),
+                             host_memory(options, subject, 0), beside_cpu(share.parts));
 }
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
@@ -239,11 +253,13 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           options.kv ? format_name({*options.kv}) : "", format_name({parts.kv_type}));
   require(!options.fp8_activations,
           "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
-  if (placed) return;
   const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type,
                                               share_of(subject, parts).layers);
-  parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, kv_bytes),
-                           on_other_ranks(subject, parts));
+  const HostMemory memory = host_memory(options, subject, kv_bytes);
+  if (placed && options.moves_experts) require_room_to_move(memory, parts.experts);
+  if (placed) return;
+  parts.experts =
+      fit_host(fit_request(options, subject, decision), memory, on_other_ranks(subject, parts));
 }
 
 }  // namespace
@@ -300,7 +316,8 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
                                ? 0
                                : KvCache::bytes_for(subject.config, decision->context,
                                                     parts.kv_type, share_of(subject, parts).layers);
-  const auto host_bytes = static_cast<double>(host_memory(subject, kv_bytes).bytes(parts.experts));
+  const auto host_bytes =
+      static_cast<double>(host_memory(options, subject, kv_bytes).bytes(parts.experts));
   const bool fits = host_bytes <= kMostOfMemory * static_cast<double>(subject.memory_bytes);
   if (!fits || parts.experts.conversions() != before.experts.conversions()) return {};
   return decision;

@@ -56,7 +56,9 @@ void EngineThread::load_and_run() {
                  .output = options_.async_output ? &output_ : nullptr,
                  .masks = options_.async_output ? &masks_ : nullptr,
                  .drafting = loaded.drafting(),
-                 .expert_window = options_.expert_window});
+                 .expert_window = options_.expert_window,
+                 .homes = loaded.expert_homes(),
+                 .rebalance = options_.rebalance});
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;

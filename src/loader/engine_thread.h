@@ -32,6 +32,8 @@ class EngineThread {
     bool keeps_pages = true;   // prefix cache
     bool async_output = true;  // tokens become text on another thread than the one that computes
     int expert_window = 0;     // Engine::Options; the model's options then have count_experts
+    // Engine::Options; the model's options then have moves_experts
+    std::optional<Rebalancer::Options> rebalance = {};
   };
   // Both are called on the new thread.
   struct Hooks {

@@ -1,5 +1,6 @@
 #include "loader/expert_homes.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "offload/ranks/rank_experts.h"
@@ -19,7 +20,8 @@ ExpertHomes expert_homes(const ModelConfig& config, const ExecutedParts& parts) 
   const int n_layers = config.n_all_layers(), n_of_stage = parts.grid.n_of_stage();
   const bool is_sliced = parts.gpu && parts.gpu->expert_columns;  // every rank has a part of each
   const ExpertOwners owners = owners_of(parts.ranks_of_expert, config, n_of_stage);
-  ExpertHomes homes{.n_ranks = parts.grid.n_ranks()};
+  ExpertHomes homes{.n_ranks = parts.grid.n_ranks(),
+                    .n_groups = std::max(config.router.n_groups, 1)};
   homes.ranks.resize(n_layers);
   for (int layer = 0; layer < n_layers; ++layer) {
     const int first_rank = stage_of_layer(parts, layer) * n_of_stage;

@@ -121,6 +121,15 @@ ModelOptions options_of_rank(ModelOptions options) {
   return options;
 }
 
+void require_moves(const ModelOptions& options, const Decision& decision) {
+  const bool has_owners = options.ranks.steps && decision.parts.grid.n_of_stage() > 1;
+  require(!options.moves_experts || (has_owners && !decision.parts.gpu),
+          "--rebalance: experts move between the CPUs of several ranks, and {}: leave it out",
+          decision.parts.gpu    ? "here GPUs compute"
+          : options.ranks.group ? "a pipeline stage has one rank here"
+                                : "there is one rank here");
+}
+
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
   return options.ranks.group && (grid.n_replicas > 1 || mode_of(options.dispatch));
 }
@@ -174,7 +183,9 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
 
 void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   for (const std::string& line : topology_.notes) options.warn(line);
-  const WeightStore store(options.directory);
+  OpenCheckpoint checkpoint{std::make_unique<WeightStore>(options.directory), {}};
+  const WeightStore& store = *checkpoint.store;
+  ModelWeights& stored = checkpoint.stored;
   if (options.ranks.group)
     require_same_on_all(*options.ranks.group, "checkpoint", [&] { return text_of_tensors(store); });
   drafting_ = drafting_for(options);
@@ -183,7 +194,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     require(why_not.empty(), "--draft mtp: {}: use --draft lookup", why_not);
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
-  ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
+  stored = stored_with_mtp(store, topology_.n_cores(), config_);
   Decision decision = first_decision(options, stored);
   const bool is_pipeline = decision.parts.grid.n_stages > 1;
   require(
@@ -197,13 +208,16 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   check((decision.parts.grid.n_replicas == 1 && !is_pipeline) || options.ranks.steps,
         "rank 0 decides the steps of replicas and stages");
   context_ = decision.context;
-  const Source source = {options, store, stored, progress};
+  const Source source = {options, checkpoint, progress};
+  require_moves(options, decision);
   if (decision.parts.gpu)
     load_on_gpu(source, decision);
   else
     load_on_cpu(source, decision);
   if (options.count_experts) model_->count_experts();
+  if (mover_) model_->use(mover_.get());
   expert_homes_ = tandem::expert_homes(config_, decision.parts);
+  expert_homes_.n_of_host = options.ranks.n_of_host;
 }
 
 // Ranks take the CPU if the GPU of one of them does not take its part.
@@ -257,13 +271,13 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
 }
 
 void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
-  const auto& [options, store, stored, progress] = source;
+  const auto& [options, checkpoint, progress] = source;
   const ExecutedParts& parts = decision.parts;
   const bool shares = !all_on_gpu(*parts.gpu);
   GpuModelOptions gpu = gpu_options(options, decision);
   gpu.n_threads = topology_.n_cores();
   gpu.progress = progress;
-  gpu_ = load_gpu_model(store, stored, config_, gpu, *parts.gpu);
+  gpu_ = load_gpu_model(*checkpoint.store, checkpoint.stored, config_, gpu, *parts.gpu);
   report_ = gpu_->report();
   if (shares) {
     const LoadReport host = load_host_weights(source, parts.experts);
@@ -312,6 +326,8 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
   require(provider_ || options.dense_products != DenseProducts::kOneDnn,
           "--dense-products onednn: {}: leave it out, or install it", why_not);
   report_ = load_host_weights(source, decision.parts.experts);
+  if (options.ranks.group) set_owners(options, decision);
+  if (options.moves_experts) start_mover(source, decision);
   const int max_tokens = decision.limits.max_tokens;
   const BackboneGrid grid = decision.parts.grid;
   start_team(options,
@@ -346,13 +362,26 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   groups_ = GridGroups(group, grid);
   if (grid.tp > 1) ops_->use(groups_.replica());
   ops_->use_stages(groups_.before(), groups_.after());
-  set_owners(options, decision);
   if (exchanges_rows(options, grid)) {
     exchanged_experts_ = exchanged_experts(options, decision);
     return *exchanged_experts_;
   }
   rank_experts_ = std::make_unique<RankExperts>(*owners_, grid.in_stage(group.rank()), *experts_);
   return *rank_experts_;
+}
+
+// Called before start_team(): its thread would inherit this thread's CPU affinity.
+void LoadedModel::start_mover(const Source& source, const Decision& decision) {
+  const Group& group = *source.options.ranks.group;
+  const PackedLayout layout = {kernels_, decision.parts.experts};
+  auto spare = std::make_unique<SpareExperts>(std::move(source.checkpoint), config_, layout,
+                                              topology_, weights_);
+  const RankExpertMover::Parts parts = {.weights = weights_,
+                                        .owners = *owners_,
+                                        .rank = decision.parts.grid.in_stage(group.rank()),
+                                        .layers = decision.stage(),
+                                        .n_threads = std::max(1, topology_.n_cores() / 16)};
+  mover_ = std::make_unique<RankExpertMover>(parts, std::move(spare));
 }
 
 // All ranks call it. Where hosts have different numbers of ranks, none is taken for near.
@@ -397,7 +426,8 @@ LoadReport LoadedModel::load_host_weights(const Source& source, const ExpertsLay
       .progress = source.progress,
       .write_progress = options.write_progress,
       .warn = options.warn};
-  LoadedWeights loaded = load_weights(source.store, source.stored, config_, plan, home_);
+  LoadedWeights loaded =
+      load_weights(*source.checkpoint.store, source.checkpoint.stored, config_, plan, home_);
   weights_ = std::move(loaded.weights);
   if (!home_.is_bound())
     options.warn(

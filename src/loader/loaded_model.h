@@ -11,6 +11,7 @@
 #include "loader/decision.h"
 #include "loader/expert_homes.h"
 #include "loader/grid_groups.h"
+#include "loader/rank_expert_mover.h"
 #include "offload/cpu_experts.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"
@@ -60,8 +61,7 @@ class LoadedModel {
   // What is loaded: the options, the opened checkpoint and its weights.
   struct Source {
     const ModelOptions& options;
-    const WeightStore& store;
-    ModelWeights& stored;
+    OpenCheckpoint& checkpoint;
     const Progress& progress;
   };
   void load(const ModelOptions& options, const Progress& progress);
@@ -72,6 +72,7 @@ class LoadedModel {
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
+  void start_mover(const Source& source, const Decision& decision);
   void set_owners(const ModelOptions& options, const Decision& decision);
   ExpertPool& start_ranks(const ModelOptions& options, const Decision& decision);
   std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,
@@ -99,6 +100,7 @@ class LoadedModel {
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<ExpertOwners> owners_;       // null without other ranks
+  std::unique_ptr<ExpertMover> mover_;         // null: experts stay
   GridGroups groups_;
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
   std::unique_ptr<ExchangedExperts> exchanged_experts_;

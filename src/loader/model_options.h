@@ -85,6 +85,7 @@ struct ModelOptions {
   int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
   bool record_routing = false;
   bool count_experts = false;        // StepRunner::count_experts()
+  bool moves_experts = false;        // StepRunner::load_experts(); takes memory
   bool record_timeline = false;      // of steps shared by GPU and CPU
   LoadProgress write_progress = {};  // of the packed cache
   // Called with one line: what the user should know, and what was decided.

@@ -160,6 +160,34 @@ class Sources {
   std::unordered_map<std::string, QuantView> all_;
 };
 
+QuantView reserve_matrix(const WeightSpec& spec, const QuantView& part, Way way,
+                         const ExpertsLayout& experts, CpuWeights& home) {
+  const int region = CpuWeights::region_of(spec);
+  if (way == Way::kTable) return home.reserve_table(part);
+  if (way == Way::kConvert)
+    return home.reserve_converted(part, *experts.format(spec.layer), region);
+  return home.reserve(part, region);
+}
+
+// Calls visit(spec, slot, whole) for the routed experts of `weights`, a model of its slices, that
+// is_wanted(spec, slot) chooses; `whole`: the stored matrix.
+template <class IsWanted, class Visit>
+void for_each_expert_matrix(ModelWeights& stored, ModelWeights& weights, const ModelConfig& config,
+                            IsWanted is_wanted, Visit visit) {
+  std::unordered_map<std::string, QuantView*> wanted;
+  std::vector<std::pair<WeightSpec, QuantView*>> slots;
+  for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView& slot) {
+    if (spec.use != WeightUse::kExpert || !is_wanted(spec, slot)) return;
+    slots.emplace_back(spec, &slot);
+    wanted[spec.name] = nullptr;
+  });
+  for_each_weight(stored, config, [&](const WeightSpec& spec, QuantView& whole) {
+    if (spec.use != WeightUse::kExpert) return;
+    if (const auto found = wanted.find(spec.name); found != wanted.end()) found->second = &whole;
+  });
+  for (auto& [spec, slot] : slots) visit(spec, *slot, *wanted.at(spec.name));
+}
+
 // The rows that the parts of a matrix have.
 Slice rows_kept(const PackedMatrix& m) {
   int64_t first = m.stored.q.rows, end = 0;
@@ -241,15 +269,74 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
       return;
     }
     const Way way = way_of(spec, part, experts);
-    const int region = CpuWeights::region_of(spec);
-    slot = way == Way::kTable ? home.reserve_table(part)
-           : way == Way::kConvert
-               ? home.reserve_converted(part, *experts.format(spec.layer), region)
-               : home.reserve(part, region);
+    slot = reserve_matrix(spec, part, way, experts, home);
     const auto [at, is_new] = matrix_of.try_emplace(spec.name, model.matrices.size());
     if (is_new) model.matrices.push_back({way, spec.name, sources.whole(spec), {}});
     model.matrices[at->second].parts.push_back({spec.first_row, part, slot});
   });
+  return model;
+}
+
+ExpertShape expert_shape(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
+                         const ExpertsLayout& experts, const std::vector<Slice>& slices,
+                         int layer) {
+  ExpertShape shape;
+  shape.region_bytes.resize(home.n_regions());
+  ModelWeights model;
+  model.slices = slices;
+  for_each_expert_matrix(
+      stored, model, config,
+      [&](const WeightSpec& spec, const QuantView&) {
+        return spec.layer == layer && spec.expert == 0;
+      },
+      [&](const WeightSpec& spec, const QuantView&, const QuantView& whole) {
+        const QuantView part = part_of(spec, whole);
+        shape.region_bytes[CpuWeights::region_of(spec)] += bytes_of(spec, part, home, experts);
+        const std::optional<WeightFormat> format =
+            way_of(spec, part, experts) == Way::kConvert ? experts.format(layer) : std::nullopt;
+        shape.matrices.push_back(
+            {spec.rows, spec.cols, static_cast<int64_t>(part.q.dtype), part.scale.rows,
+             part.scale.cols, static_cast<int64_t>(part.scale.dtype), part.block_rows,
+             part.block_cols, part.row0, part.col0,
+             format ? static_cast<int64_t>(format->dtype) : -1, format ? format->group : 0});
+      });
+  return shape;
+}
+
+std::vector<FfnWeights> reserve_expert(ModelWeights& stored, const ModelConfig& config,
+                                       CpuWeights& home, const ExpertsLayout& experts,
+                                       const std::vector<Slice>& slices, int layer) {
+  ModelWeights model;
+  model.slices = slices;
+  for_each_expert_matrix(
+      stored, model, config,
+      [&](const WeightSpec& spec, const QuantView&) {
+        return spec.layer == layer && spec.expert == 0;
+      },
+      [&](const WeightSpec& spec, QuantView& slot, const QuantView& whole) {
+        const QuantView part = part_of(spec, whole);
+        slot = reserve_matrix(spec, part, way_of(spec, part, experts), experts, home);
+      });
+  std::vector<FfnWeights> place;
+  const std::vector<FfnWeights>& of_layer = model.layers[layer].experts;
+  for (size_t i = 0; i < of_layer.size(); i += config.router.n_experts)
+    place.push_back(of_layer[i]);
+  return place;
+}
+
+PackedModel packed_experts(ModelWeights& stored, const ModelConfig& config,
+                           const ExpertsLayout& experts, ModelWeights places) {
+  PackedModel model{.weights = std::move(places), .matrices = {}};
+  std::unordered_map<std::string, size_t> matrix_of;
+  for_each_expert_matrix(
+      stored, model.weights, config,
+      [](const WeightSpec&, const QuantView& slot) { return !slot.empty(); },
+      [&](const WeightSpec& spec, const QuantView& slot, const QuantView& whole) {
+        const QuantView part = part_of(spec, whole);
+        const auto [at, is_new] = matrix_of.try_emplace(spec.name, model.matrices.size());
+        if (is_new) model.matrices.push_back({way_of(spec, part, experts), spec.name, whole, {}});
+        model.matrices[at->second].parts.push_back({spec.first_row, part, slot});
+      });
   return model;
 }
 

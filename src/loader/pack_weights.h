@@ -46,6 +46,23 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
 std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
                                  const CpuWeights& home, const ExpertsLayout& experts);
 
+// How an expert of a layer is stored and kept: experts of layers with equal shapes can take each
+// other's memory.
+struct ExpertShape {
+  std::vector<int64_t> region_bytes;           // [regions] of one expert
+  std::vector<std::vector<int64_t>> matrices;  // sizes and types of each
+  bool operator==(const ExpertShape&) const = default;
+};
+ExpertShape expert_shape(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
+                         const ExpertsLayout& experts, const std::vector<Slice>& slices, int layer);
+// Reserves memory for any expert of a layer, [slices].
+std::vector<FfnWeights> reserve_expert(ModelWeights& stored, const ModelConfig& config,
+                                       CpuWeights& home, const ExpertsLayout& experts,
+                                       const std::vector<Slice>& slices, int layer);
+// The matrices of the experts that have a place in `places`, for load_jobs().
+PackedModel packed_experts(ModelWeights& stored, const ModelConfig& config,
+                           const ExpertsLayout& experts, ModelWeights places);
+
 // Bytes that reserve_packed() will take, without the padding of slices.
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                      const ExpertsLayout& experts);

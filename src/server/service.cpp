@@ -24,11 +24,11 @@ constexpr std::string_view kModelsPath = "/v1/models", kModelPath = "/v1/models/
 // All paths. openapi.json documents them, and serve_test.py compares the two lists.
 constexpr std::array<std::string_view, 6> kPublicPaths = {"/",        "/health",  "/ping",
                                                           "/version", "/metrics", "/openapi.json"};
-constexpr std::array<std::string_view, 5> kGetPaths = {
-    kModelsPath, "/get_server_info", "/server_info", "/get_model_info", "/experts"};
-constexpr std::array<std::string_view, 7> kPostPaths = {
-    "/v1/completions", "/v1/chat/completions", "/generate",          "/tokenize",
-    "/detokenize",     "/flush_cache",         "/reset_prefix_cache"};
+constexpr std::array<std::string_view, 6> kGetPaths = {
+    kModelsPath, "/get_server_info", "/server_info", "/get_model_info", "/experts", "/rebalance"};
+constexpr std::array<std::string_view, 8> kPostPaths = {
+    "/v1/completions", "/v1/chat/completions", "/generate",           "/tokenize",
+    "/detokenize",     "/flush_cache",         "/reset_prefix_cache", "/rebalance"};
 
 uint64_t random_number() {
   thread_local std::mt19937_64 generator{std::random_device{}()};
@@ -117,7 +117,7 @@ Service::Result Service::route(const HttpRequest& request) {
   if (request.method == "OPTIONS" && is_preflight) return HttpResponse{};
   HttpResponse response = error_response(
       ApiError(405, fmt::format("{} {} is not allowed", request.method, shown(request.path))));
-  response.allow = allows_post ? "POST" : "GET, HEAD";
+  response.allow = !allows_get ? "POST" : allows_post ? "GET, HEAD, POST" : "GET, HEAD";
   return response;
 }
 
@@ -131,6 +131,7 @@ Service::Result Service::get(const HttpRequest& request) {
   if (path == "/openapi.json") return HttpResponse{200, std::string(openapi())};
   if (path == "/metrics") return metrics();
   if (path == "/experts") return experts();
+  if (path == "/rebalance") return rebalance_report();
   if (path.compare(0, kModelsPath.size(), kModelsPath) == 0) return models(path);
   return server_info();
 }
@@ -146,6 +147,7 @@ Service::Result Service::post(const HttpRequest& request) {
     return generation(parse_generate_request(parse_body(request.body), defaults_));
   if (path == "/tokenize") return tokenize(parse_body(request.body));
   if (path == "/detokenize") return detokenize(parse_body(request.body));
+  if (path == "/rebalance") return rebalance();
   engine().forget_pages();
   return HttpResponse{200, "the prefix cache has been emptied\n", "text/plain; charset=utf-8"};
 }
@@ -156,7 +158,8 @@ HttpResponse Service::metrics() const {
   if (engine) counts = engine->counts();
   const auto uses = engine ? engine->expert_uses() : nullptr;
   std::optional<Metrics::Experts> experts;
-  if (uses) experts.emplace(Metrics::Experts{*uses, expert_homes_});
+  const auto homes = engine ? engine->expert_homes() : nullptr;
+  if (uses) experts.emplace(Metrics::Experts{*uses, *homes});
   return {
       200,
       metrics_.text(options_.model_id, counts ? &*counts : nullptr, experts ? &*experts : nullptr),
@@ -172,18 +175,65 @@ HttpResponse Service::experts() {
                    "uses of experts are not counted: start the server with a --balance-window "
                    "above 0",
                    {}, "not_counted");
-  const ExpertLoads loads = loads_of(*uses, expert_homes_);
+  const std::shared_ptr<const ExpertHomes> homes = running.expert_homes();
+  const ExpertLoads loads = loads_of(*uses, *homes);
   OrderedJson layers = OrderedJson::array();
   for (int layer = 0; layer < std::ssize(uses->of_layer); ++layer)
     if (!uses->of_layer[layer].empty())
-      layers.push_back(expert_layer_json(expert_homes_, *uses, loads, layer));
+      layers.push_back(expert_layer_json(*homes, *uses, loads, layer));
   OrderedJson json = {{"window_steps", running.expert_window()},
                       {"steps", uses->n_steps},
                       {"tokens", uses->n_tokens},
                       {"balancedness", loads.balancedness},
                       {"load", loads.of_rank}};
-  if (!expert_homes_.on_gpu.empty()) json["gpu_share"] = loads.gpu_share;
+  if (!homes->on_gpu.empty()) json["gpu_share"] = loads.gpu_share;
   json["layers"] = std::move(layers);
+  return json_response(json);
+}
+
+Engine& Service::rebalancing_engine() {
+  Engine& running = engine();
+  if (!running.rebalances())
+    throw ApiError(404,
+                   "experts do not move: start the server on several ranks with --rebalance "
+                   "on-request or auto",
+                   {}, "not_rebalancing");
+  return running;
+}
+
+// Experts move while answers go on: GET /rebalance tells how far they are.
+HttpResponse Service::rebalance() {
+  Engine& running = rebalancing_engine();
+  bool begins = false;
+  try {
+    begins = running.rebalance();
+  } catch (const Error& error) {
+    throw ApiError(409, error.what(), {}, "nothing_counted");
+  }
+  if (!begins)
+    throw ApiError(409, "a rebalance is in progress: GET /rebalance tells how far it is", {},
+                   "in_progress");
+  HttpResponse response = rebalance_report();
+  response.status = 202;
+  return response;
+}
+
+HttpResponse Service::rebalance_report() {
+  const RebalanceReport report = rebalancing_engine().rebalance_report();
+  OrderedJson json = {{"state", name_of(report.state)},
+                      {"number", report.number},
+                      {"layers", report.n_layers},
+                      {"experts", report.n_experts},
+                      {"bytes", report.n_bytes},
+                      {"waves", report.n_waves},
+                      {"waves_moved", report.n_waves_moved},
+                      {"balancedness_before", report.before},
+                      {"balancedness_after", report.after},
+                      {"plan_seconds", report.plan_seconds},
+                      {"load_seconds", report.load_seconds},
+                      {"prepare_seconds", report.prepare_seconds},
+                      {"longest_pause_seconds", report.longest_pause_seconds}};
+  if (!report.error.empty()) json["error"] = report.error;
   return json_response(json);
 }
 

@@ -47,11 +47,7 @@ class Service {
   // State of the server: loading, with the loaded fraction 0 .. 1; ready; stopping, when new
   // requests are refused. The engine must outlive all generations.
   void set_loading(double fraction) { loaded_fraction_ = fraction; }
-  // `homes`: of the engine's model.
-  void set_ready(Engine& engine, ExpertHomes homes = {}) {
-    expert_homes_ = std::move(homes);
-    engine_ = &engine;
-  }
+  void set_ready(Engine& engine) { engine_ = &engine; }
   bool is_ready() const { return engine_ != nullptr; }
   void set_stopping() { stopping_ = true; }
 
@@ -74,6 +70,9 @@ class Service {
   Result post(const HttpRequest& request);
   HttpResponse metrics() const;
   HttpResponse experts();
+  HttpResponse rebalance();
+  HttpResponse rebalance_report();
+  Engine& rebalancing_engine();
   HttpResponse models(const std::string& path);
   void require_key(const HttpRequest& request) const;
   Engine& engine();
@@ -95,7 +94,6 @@ class Service {
   const int64_t created_;
   Metrics metrics_;
   std::atomic<double> loaded_fraction_{0};
-  ExpertHomes expert_homes_;  // not changed once engine_ is set
   std::atomic<Engine*> engine_{nullptr};
   std::atomic<bool> stopping_{false};
 };

@@ -1,0 +1,88 @@
+#include "loader/loading_mover.h"
+
+#include <sys/resource.h>
+
+#include <cstring>
+
+#include "core/check.h"
+#include "core/clock.h"
+
+namespace tandem {
+namespace {
+
+using State = MoveStatus::State;
+
+// Threads that load leave the cores to those that compute, but for about a tenth of one.
+constexpr int kNiceness = 10;
+
+struct GivenUp {};
+
+}  // namespace
+
+LoadingMover::LoadingMover() {
+  // For this thread and those that it starts; a refusal costs some speed of steps only.
+  thread_.push([] { setpriority(PRIO_PROCESS, 0, kNiceness); });
+}
+
+void LoadingMover::stop() {
+  given_up_ = true;
+  thread_.finish();
+}
+
+void LoadingMover::load(std::span<const ExpertChange> changes) {
+  check(status().state == State::kIdle, "one move at a time");
+  const int n = begin(changes);
+  given_up_ = false;
+  {
+    const std::lock_guard lock(mutex_);
+    status_ = {.state = State::kLoading, .n_experts = n};
+  }
+  thread_.push([this] { run(); });
+}
+
+void LoadingMover::run() {
+  const auto start = Clock::now();
+  MoveStatus result = status();
+  result.state = State::kLoaded;
+  try {
+    load_experts(
+        [this](int64_t, int64_t, double) {
+          if (given_up_) throw GivenUp();
+        },
+        result);
+  } catch (const GivenUp&) {
+    result.state = State::kIdle;
+  } catch (const std::exception& error) {
+    result.state = State::kFailed;
+    std::strncpy(result.why.data(), error.what(), result.why.size() - 1);
+  }
+  result.load_seconds = seconds_since(start) - result.prepare_seconds;
+  const std::lock_guard lock(mutex_);
+  if (given_up_ && result.state == State::kLoaded) drop();
+  status_ = given_up_ ? MoveStatus() : result;
+}
+
+MoveStatus LoadingMover::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void LoadingMover::move() {
+  const auto start = Clock::now();
+  check(status().state == State::kLoaded, "experts are moved once they are loaded");
+  exchange();
+  const std::lock_guard lock(mutex_);
+  status_.state = State::kIdle;
+  status_.move_seconds = seconds_since(start);
+}
+
+void LoadingMover::keep() {
+  const std::lock_guard lock(mutex_);
+  if (status_.state == State::kLoaded) drop();
+  if (status_.state == State::kLoading)
+    given_up_ = true;  // run() sees it, and then the state is kIdle
+  else
+    status_ = {};
+}
+
+}  // namespace tandem

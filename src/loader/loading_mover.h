@@ -1,0 +1,43 @@
+// A mover whose experts come from the checkpoint: a thread of its own reads them beside the steps.
+#pragma once
+#include <atomic>
+#include <mutex>
+
+#include "engine/expert_mover.h"
+#include "engine/output_thread.h"
+#include "io/load_jobs.h"
+
+namespace tandem {
+
+class LoadingMover : public ExpertMover {
+ public:
+  void load(std::span<const ExpertChange> changes) final;
+  MoveStatus status() const final;
+  void move() final;
+  void keep() final;
+
+ protected:
+  // Its thread begins here and is pinned as the caller is.
+  LoadingMover();
+  // Waits for a load to end. What derives from this calls it in its destructor.
+  void stop();
+
+ private:
+  // Between steps: what is to be loaded from now on. Returns the number of experts.
+  virtual int begin(std::span<const ExpertChange> changes) = 0;
+  // On the loading thread: loads it, and sets the bytes that it has read and the seconds that it
+  // has prepared. Throws what stops it: then nothing is loaded.
+  virtual void load_experts(const LoadProgress& progress, MoveStatus& result) = 0;
+  // Between steps, or on the loading thread: what was loaded is given up.
+  virtual void drop() = 0;
+  // Between steps: what was loaded takes its places, and the changes hold.
+  virtual void exchange() = 0;
+  void run();
+
+  std::atomic<bool> given_up_ = false;
+  mutable std::mutex mutex_;  // guards the status
+  MoveStatus status_;
+  OutputThread thread_;  // the last member: it uses all others
+};
+
+}  // namespace tandem
