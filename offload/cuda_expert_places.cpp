@@ -30,6 +30,13 @@ int64_t ExpertPlaces::bytes_for(const ModelConfig& c, int max_tokens) {
          kWord;
 }
 
+void ExpertPlaces::set(int layer, std::span<const int32_t> places) {
+  check(std::ssize(places) == c_.router.n_experts, "a place for each expert of the layer");
+  stream_.copy(places.data(), std::ssize(places) * kWord,
+               places_.as<int32_t>() + int64_t{layer} * c_.router.n_experts);
+  stream_.wait();
+}
+
 const int32_t* ExpertPlaces::of_layer(int layer) const {
   return places_.as<int32_t>() + int64_t{layer} * c_.router.n_experts;
 }

@@ -1,5 +1,6 @@
 // Where the experts of a model are, for a GPU that has some of them.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "gpu_kernels/runtime.h"
@@ -28,6 +29,8 @@ class ExpertPlaces {
   // Bytes on the GPU.
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
+  // Between steps: the places of a layer from now on, [n_experts].
+  void set(int layer, std::span<const int32_t> places);
   const int32_t* of_layer(int layer) const;  // [n_experts], on the GPU
   // Room for the places of a step's chosen experts on the GPU, [n, n_active].
   TensorView ids(StepRows rows) const;

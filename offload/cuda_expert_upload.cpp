@@ -63,10 +63,7 @@ ExpertUpload::ExpertUpload(const ModelConfig& config, CpuExperts& experts, gpu::
   type_ = gate.q.dtype == DType::kBF16 ? Number::kBF16 : Number::kF8E4M3;
   block_ = gate.scale.empty() ? 0 : gate.block_rows;
   for (size_t l = 0; l < layers_.size(); ++l) {
-    const std::vector<FfnWeights>& all = w_.layers[l].experts;
-    for (int e = 0; e < std::min<int64_t>(std::ssize(all), config.router.n_experts); ++e)
-      if (!all[e].gate.empty()) layers_[l].experts.push_back(e);
-    if (block_ > 0) keep_scales(static_cast<int>(l));
+    read_experts(static_cast<int>(l));
     if (panel_bytes_ > 0 || layers_[l].experts.empty()) continue;
     for_each_piece(
         static_cast<int>(l), layers_[l].experts[0],
@@ -76,6 +73,14 @@ ExpertUpload::ExpertUpload(const ModelConfig& config, CpuExperts& experts, gpu::
     stage.pinned = gpu::Buffer(kAtOnce * most_bytes(config), gpu::Site::kMapped);
     stage.panels = gpu::Buffer(kAtOnce * most_bytes(config), gpu::Site::kDevice);
   }
+}
+
+void ExpertUpload::read_experts(int layer) {
+  const std::vector<FfnWeights>& all = w_.layers[layer].experts;
+  layers_[layer].experts.clear();
+  for (int e = 0; e < std::min<int64_t>(std::ssize(all), c_.router.n_experts); ++e)
+    if (!all[e].gate.empty()) layers_[layer].experts.push_back(e);
+  if (block_ > 0) keep_scales(layer);
 }
 
 int64_t ExpertUpload::bytes_for(const ModelConfig& c) {
@@ -187,7 +192,8 @@ void ExpertUpload::keep_scales(int layer) {
                     to + r * ceil_div(cols_of(piece.matrix), block_));
     });
   gpu::Buffer& scales = layers_[layer].scales;
-  scales = gpu::Buffer(std::ssize(all) * int64_t{sizeof(float)}, gpu::Site::kDevice);
+  const int64_t bytes = std::ssize(all) * int64_t{sizeof(float)};
+  if (scales.bytes() != bytes) scales = gpu::Buffer(bytes, gpu::Site::kDevice);
   copies_.copy(all.data(), scales.bytes(), scales.as<float>());
   copies_.wait();
 }

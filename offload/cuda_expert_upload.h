@@ -30,6 +30,9 @@ class ExpertUpload {
   // The layer's experts in host memory, ascending.
   const std::vector<int>& experts(int layer) const { return layers_[layer].experts; }
 
+  // Between steps: reads which experts of a layer are in host memory, and keeps their scales.
+  void read_experts(int layer);
+
   // Copies the experts into the stage and starts sending them, once what it held before has been
   // unpacked. The CPU team copies to pinned memory, which the link reads at its full speed.
   void start(int layer, Experts experts, int stage);

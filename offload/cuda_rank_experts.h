@@ -14,6 +14,9 @@ class CudaRankExperts final : public ExpertPool {
       : places_(config, CudaExperts::places(config, weights, on_other_ranks), max_tokens, stream),
         mine_(mine) {}
 
+  // Between steps: the places of a layer's experts from now on, as ExpertPlaces takes them.
+  void moved(int layer, std::span<const int32_t> places) { places_.set(layer, places); }
+
   bool waits(Ticket ticket) override { return mine_.waits(ticket); }
   void add_to(Ticket ticket, TensorView y) override { mine_.add_to(ticket, y); }
 

@@ -11,6 +11,10 @@ CudaReplicas::CudaReplicas(const Parts& parts, int max_tokens, int n_active)
                   int64_t{sizeof(int32_t)},
               gpu::Site::kDevice),
       ids_(int64_t{max_tokens} * n_active * int64_t{sizeof(int32_t)}, gpu::Site::kDevice) {
+  read_owners();
+}
+
+void CudaReplicas::read_owners() {
   std::vector<int32_t> all;
   for (int layer = 0; layer < p_.owners.n_layers(); ++layer)
     for (int e = 0; e < p_.owners.n_experts(); ++e) {

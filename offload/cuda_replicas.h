@@ -21,6 +21,9 @@ class CudaReplicas final : public ExpertPool {
   // Bytes on the GPU.
   static int64_t bytes_for(int n_layers, int n_experts, int n_ranks, int max_tokens, int n_active);
 
+  // Between steps: the owners have changed.
+  void read_owners();
+
   bool waits(Ticket ticket) override { return p_.mine.waits(ticket); }
   void add_to(Ticket ticket, TensorView y) override { p_.mine.add_to(ticket, y); }
   void begin_step(std::span<const Batch> replicas) override { p_.mine.begin_step(replicas); }

@@ -28,6 +28,12 @@ class CudaStreaming {
   // The rates that divide the experts. Call before the first step.
   void divide_by(const ExpertRates& rates) { rates_ = rates; }
 
+  // Between steps: the layer has other experts in host memory, as many as before.
+  void moved(int layer) {
+    likely_[layer].n = 0;
+    upload_.read_experts(layer);
+  }
+
   // Starts before the router has chosen: uploads the experts that had the most rows in the step
   // before.
   void prefetch(int layer);

@@ -30,6 +30,9 @@ class HandOff {
   // Bytes on the GPU.
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
+  // Between steps: the places of a layer's experts from now on, as ExpertPlaces takes them.
+  void set_places(int layer, std::span<const int32_t> places) { places_.set(layer, places); }
+
   // Functions for the GPU's side enqueue work and return.
   // Writes the batch for the CPU and signals it.
   void hand_down(const ExpertBatch& batch);

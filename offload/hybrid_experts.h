@@ -52,6 +52,12 @@ class HybridExperts final : public ExpertPool {
   // with one layer, of which all experts are used. Does not change division().
   int measured_crossover(int max_tokens, CudaStreaming& streaming);
   void record(Timeline& timeline) { trace_.record(timeline); }
+  // Between steps: experts of a layer have been exchanged between GPU and CPU, as many in both
+  // directions. places: as ExpertPlaces takes them.
+  void moved(int layer, std::span<const int32_t> places) {
+    hand_off_.set_places(layer, places);
+    if (division_.streaming) division_.streaming->moved(layer);
+  }
 
   bool waits(Ticket ticket) override;
   // Enqueues the GPU's part and the addition of the CPU's sum, and computes that sum while the GPU

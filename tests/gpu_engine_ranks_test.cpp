@@ -17,6 +17,7 @@
 #include "gpu_kernels/collectives.h"
 #include "model/cost.h"
 #include "tests/error_of.h"
+#include "tests/expert_moves.h"
 #include "tests/fake_checkpoint.h"
 #include "tests/golden_file.h"
 #include "tests/gpu_memory.h"
@@ -249,6 +250,36 @@ TEST_P(GpuRanks, ReplicasAndPipelinesHaveTheLogitsOfTheCpu) {
     const PlacementFile file(placement);
     expect_logits_of_replicas(n_ranks, as_placed(directory, file), tokens, want, 2e-2);
   }
+}
+
+// Experts move between GPUs, also such that several have, in steps that are recorded and not.
+TEST_P(GpuRanks, HaveTheLogitsOfTheCpuWhileExpertsMove) {
+  const LimitedGpuMemory memory(kEnough);
+  const std::string directory = kGolden + GetParam();
+  const std::vector<int32_t> tokens = golden_text(directory);
+  LoadedModel cpu(reference_of(directory));
+  const Logits want = logits_after(cpu, tokens);
+  const auto seed = static_cast<unsigned>(std::hash<std::string>()(GetParam()));
+  std::mt19937 rng(seed);
+  const bool has_replicas = seed % 2 == 0;
+  const int n_ranks = has_replicas ? 2 : 3, tp = has_replicas ? 1 : 0;
+  const PlacementFile file(random_placement_of_ranks(cpu.config(), n_ranks, rng, false, tp));
+  on_ranks(n_ranks, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    LoadedModel loaded(that_moves(on_rank(as_placed(directory, file), group, &steps)));
+    if (!steps.leads()) return steps.follow();
+    Engine engine = moving_engine(loaded, {.plan = random_plan(seed)}, 32);
+    int64_t n_moved = 0;
+    for (int i = 0; i < 3; ++i) {
+      std::vector<Logits> all(engine.grid().n_replicas);
+      for (Logits& logits : all) submit_text(engine, tokens, logits);
+      run_to_end(engine);
+      for (const Logits& logits : all) expect_close_logits(logits, want, 2e-2);
+      n_moved += move_now(engine);
+    }
+    EXPECT_GT(n_moved, 0);
+    steps.end();
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_ties(kGolden)),

@@ -15,6 +15,7 @@
 #include "loader/loaded_model.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"
+#include "tests/expert_moves.h"
 #include "tests/golden_file.h"
 #include "tests/rank_grids.h"
 #include "tests/repository.h"
@@ -22,44 +23,6 @@
 
 namespace tandem::test {
 namespace {
-
-ModelOptions that_moves(ModelOptions options) {
-  options.count_experts = options.moves_experts = true;
-  return options;
-}
-
-Engine moving_engine(LoadedModel& loaded, const Rebalancer::Options& rebalance,
-                     int max_running = 8) {
-  return {loaded.model(),
-          loaded.cache(),
-          {.size = loaded.config().vocab},
-          loaded.context(),
-          {.max_running = max_running,
-           .keeps_pages = false,
-           .expert_window = 8,
-           .homes = loaded.expert_homes(),
-           .rebalance = rebalance}};
-}
-
-// Moves experts whatever was counted.
-auto random_plan(unsigned seed) {
-  return
-      [random = std::make_shared<std::mt19937>(seed)](ExpertUses uses, const ExpertHomes& homes) {
-        for (std::vector<int64_t>& of_layer : uses.of_layer)
-          for (int64_t& n : of_layer) n = int64_t{1} << (*random)() % 8;
-        return plan_for(uses, homes);
-      };
-}
-
-bool is_busy(const Engine& engine) {
-  const auto state = engine.rebalance_report().state;
-  return state == RebalanceReport::State::kPlanning || state == RebalanceReport::State::kLoading;
-}
-
-void run_to_end(Engine& engine) {
-  while (engine.step() || is_busy(engine)) {
-  }
-}
 
 class RankRebalance : public testing::TestWithParam<std::string> {};
 
@@ -297,9 +260,12 @@ TEST(RebalanceWhileAnswering, AllMoveOnceAllHaveLoadedOrNoneDoes) {
 }
 
 TEST(RebalanceWhileAnswering, BeginsByItselfWhereRanksAreUneven) {
+  const std::function<bool(const ExpertUses&, const ExpertHomes&)> due =
+      [](const ExpertUses& uses, const ExpertHomes& homes) { return is_uneven(uses, homes, 1); };
   for (const double below : {0.0, 1.0})
     on_grid({1, 2}, that_moves(tiny_r1(DeviceChoice::kCpu)), [&](LoadedModel& loaded) {
-      Engine engine = moving_engine(loaded, {.below = below, .period = std::chrono::hours(1)});
+      Engine engine = moving_engine(
+          loaded, {.is_due = below > 0 ? due : nullptr, .period = std::chrono::hours(1)});
       const auto submit = [&] {
         EngineRequest request;
         request.request.prompt.assign(20, 17);
@@ -327,7 +293,7 @@ TEST(RebalanceWhileAnswering, BeginsByItselfWhereRanksAreUneven) {
 TEST(RebalanceWhileAnswering, NeedsSeveralRanks) {
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.moves_experts = true;
-  EXPECT_TRUE(says(error_of([&] { LoadedModel loaded(options); }), "there is one rank here"));
+  EXPECT_TRUE(says(error_of([&] { LoadedModel loaded(options); }), "one process on the CPU has all experts"));
 }
 
 }  // namespace

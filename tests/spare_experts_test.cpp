@@ -17,9 +17,11 @@
 namespace tandem::test {
 namespace {
 
-OpenCheckpoint open_checkpoint(const std::string& directory, const ModelConfig& config) {
-  OpenCheckpoint opened{std::make_unique<WeightStore>(directory), {}};
-  opened.stored = stored_weights(*opened.store, config);
+std::shared_ptr<OpenCheckpoint> open_checkpoint(const std::string& directory,
+                                                const ModelConfig& config) {
+  auto opened = std::make_shared<OpenCheckpoint>();
+  opened->store = std::make_unique<WeightStore>(directory);
+  opened->stored = stored_weights(*opened->store, config);
   return opened;
 }
 
@@ -92,7 +94,7 @@ TEST(SpareExperts, HaveTheBytesOfAFreshLoad) {
       Kept model(directory, config, kernels, of, elsewhere);
       const PackedLayout layout{kernels, model.experts};
       SpareExperts spare(open_checkpoint(directory, config), config, layout, of.topology,
-                         model.weights);
+                         model.weights, most_of_layer(model.experts, config));
       for (int wave = 0; wave < 12; ++wave) {
         std::vector<ExpertId> arriving, leaving;
         for (int l = 0; l < config.n_all_layers(); ++l) {
@@ -128,10 +130,13 @@ TEST(SpareExperts, TakeTheMemoryThatIsPlanned) {
   const std::string directory = kRoot + "/tests/golden/v3_fp8";
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
   const ModelConfig config = ModelConfig::from_directory(directory);
-  OpenCheckpoint opened = open_checkpoint(directory, config);
+  const auto opened = open_checkpoint(directory, config);
   const CpuWeights home(kernels, topology_of({1}));
   ExpertsLayout experts;
-  const auto bytes = [&] { return SpareExperts::bytes_for(opened.stored, config, home, experts); };
+  const auto bytes = [&] {
+    return SpareExperts::bytes_for(opened->stored, config, home, experts,
+                                   most_of_layer(experts, config));
+  };
   const int64_t all = bytes();
   ASSERT_GT(all, 0);
   EXPECT_EQ(all % config.router.n_experts, 0);
@@ -157,7 +162,7 @@ TEST(SpareExperts, NothingIsLoadedAfterAnError) {
   const Case of = {"v3_fp8", {}, topology_of({1})};
   Kept model(dir.file("model"), config, kernels, of, elsewhere);
   SpareExperts spare(open_checkpoint(dir.file("model"), config), config, {kernels, model.experts},
-                     of.topology, model.weights);
+                     of.topology, model.weights, 1);
   const int layer = config.n_layers - 1;
   const std::vector<ExpertId> arriving = {{layer, 1}}, leaving = {{layer, 0}};
   const auto size = std::filesystem::file_size(file);

@@ -21,6 +21,8 @@ bool is_origin(const std::string& text) {
          text.find_first_of("/?#@ \t", scheme) == std::string::npos;
 }
 
+bool moves(const ServeOptions& s) { return s.rebalance != Rebalance::kOff || s.live_hot_experts; }
+
 void require_sane(const ServeOptions& s) {
   require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
   require(s.max_batch >= 1 && s.max_batch <= kMaxStepTokens,
@@ -33,8 +35,12 @@ void require_sane(const ServeOptions& s) {
   require(s.balance_window >= 0 && s.balance_window <= ExpertWindow::kMaxSteps,
           "--balance-window {}: must be between 0 and {}", s.balance_window,
           ExpertWindow::kMaxSteps);
-  require(s.rebalance == Rebalance::kOff || s.balance_window > 0,
-          "--balance-window 0: --rebalance needs the uses of experts: leave one of them out");
+  require(!moves(s) || s.balance_window > 0,
+          "--balance-window 0: {} needs the uses of experts: leave one of them out",
+          s.live_hot_experts ? "--hot-experts live" : "--rebalance");
+  require(!s.live_hot_experts || s.rebalance == Rebalance::kOff,
+          "--hot-experts live is for a GPU and the CPU beside it, --rebalance for ranks: leave one "
+          "of them out");
   require(s.rebalance_below > 0 && s.rebalance_below <= 1,
           "--rebalance-below {}: must be above 0 and at most 1", s.rebalance_below);
   require(s.rebalance_period >= 0, "--rebalance-period {}: must be 0 or more", s.rebalance_period);
@@ -52,7 +58,7 @@ ModelOptions model_options(const Options& options) {
   model.kv_fraction = s.kv_fraction;
   model.simulated_ranks = s.simulated_ranks;
   model.count_experts = s.balance_window > 0;
-  model.moves_experts = s.rebalance != Rebalance::kOff;
+  model.moves_experts = moves(s);
   const ModelConfig config = ModelConfig::from_directory(model.directory);
   require_simulated_ranks(config.router, s.simulated_ranks);
   return for_many_sequences(std::move(model), config, s.max_batch, s.kv_tokens);
@@ -93,9 +99,18 @@ std::string ready_line(const Engine& engine, const LoadedModel& loaded) {
 }
 
 std::optional<Rebalancer::Options> rebalance_options(const ServeOptions& s) {
-  if (s.rebalance == Rebalance::kOff) return {};
-  return Rebalancer::Options{.below = s.rebalance == Rebalance::kAuto ? s.rebalance_below : 0,
-                             .period = std::chrono::duration<double>(s.rebalance_period)};
+  if (!moves(s)) return {};
+  constexpr double kMissed = 0.95;  // of the GPU's best share
+  Rebalancer::Options options = {.period = std::chrono::duration<double>(s.rebalance_period)};
+  if (s.live_hot_experts)
+    options.is_due = [](const ExpertUses& uses, const ExpertHomes& homes) {
+      return misses_hot_experts(uses, homes, kMissed);
+    };
+  else if (s.rebalance == Rebalance::kAuto)
+    options.is_due = [below = s.rebalance_below](const ExpertUses& uses, const ExpertHomes& homes) {
+      return is_uneven(uses, homes, below);
+    };
+  return options;
 }
 
 // Loads the model and computes for the service. Ends the server when either fails.
@@ -212,7 +227,10 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   add_value(serve, "--rebalance-below", s.rebalance_below,
             "with auto: balancedness (mean over largest load of the ranks) that begins it");
   add_value(serve, "--rebalance-period", s.rebalance_period,
-            "with auto: seconds from one to the next");
+            "with auto, and with live hot experts: seconds from one move to the next");
+  add_choice(serve, "--hot-experts", s.live_hot_experts, {{"static", false}, {"live", true}},
+             "live: a GPU gets the experts that are used most now from the CPU beside it, in "
+             "exchange for others, while answers go on");
   add_value(serve, "--drain", s.drain_seconds, "seconds for running answers to end after SIGTERM");
   serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
                  "free the KV cache of a prompt when its answer has ended");

@@ -59,8 +59,9 @@ struct ServeOptions {
   int drain_seconds = 30;
   int simulated_ranks = 0;  // of balanced routing; 0: the router chooses
   Rebalance rebalance = Rebalance::kOff;
-  double rebalance_below = 0.8;   // balancedness
-  double rebalance_period = 300;  // seconds
+  bool live_hot_experts = false;
+  double rebalance_below = 0.8;  // balancedness
+  double rebalance_period = 60;  // seconds
   int balance_window = 1000;      // steps whose uses of experts are counted; 0: none
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
 };

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "offload/plan/hot_experts.h"
 
 namespace tandem {
 namespace {
@@ -22,6 +23,10 @@ double balancedness(std::span<const double> rows) {
 
 void ExpertHomes::apply(std::span<const ExpertChange> changes) {
   for (const ExpertChange& change : changes) {
+    if (!on_gpu.empty()) {
+      on_gpu.at(change.layer).at(change.expert) = change.ranks.front() == kGpuOwner;
+      continue;
+    }
     std::vector<int>& of_expert = ranks.at(change.layer).at(change.expert);
     of_expert.assign(change.ranks.begin(), change.ranks.end());
     for (int& rank : of_expert) rank += static_cast<int>(ranks_of_layer[change.layer].first);

@@ -25,7 +25,8 @@ struct ExpertHomes {
   // memory; empty: there are other ranks, or the CPU has all.
   std::vector<std::vector<bool>> on_gpu = {};
 
-  // After a move: the ranks of the changes, which are numbered in the layer's stage.
+  // After a move: the ranks of the changes, which are numbered in the layer's stage, or kGpuOwner
+  // and kHostOwner.
   void apply(std::span<const ExpertChange> changes);
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "offload/plan/hot_experts.h"
+
 namespace tandem {
 
 const char* name_of(RebalanceReport::State state) {
@@ -10,7 +12,29 @@ const char* name_of(RebalanceReport::State state) {
   return kNames[static_cast<int>(state)];
 }
 
+namespace {
+
+std::vector<SharedLayer> shared_layers(const ExpertUses& uses, const ExpertHomes& homes) {
+  std::vector<SharedLayer> layers;
+  for (int layer = 0; layer < std::ssize(uses.of_layer); ++layer)
+    if (const std::vector<int64_t>& counts = uses.of_layer[layer]; !counts.empty())
+      layers.push_back({layer, homes.on_gpu[layer], {counts.begin(), counts.end()}});
+  return layers;
+}
+
+}  // namespace
+
+bool is_uneven(const ExpertUses& uses, const ExpertHomes& homes, double below) {
+  return loads_of(uses, homes).balancedness < below;
+}
+
+bool misses_hot_experts(const ExpertUses& uses, const ExpertHomes& homes, double below) {
+  const GpuShareOfUses share = gpu_share_of_uses(shared_layers(uses, homes));
+  return share.now < below * share.best;
+}
+
 RebalancePlan plan_for(const ExpertUses& uses, const ExpertHomes& homes) {
+  if (!homes.on_gpu.empty()) return plan_hot_experts(shared_layers(uses, homes), kHotExpertsAtOnce);
   std::vector<LayerUse> layers;
   for (int layer = 0; layer < std::ssize(uses.of_layer); ++layer) {
     const std::vector<int64_t>& counts = uses.of_layer[layer];
@@ -81,8 +105,8 @@ void Rebalancer::between_steps(const std::shared_ptr<const ExpertUses>& news) {
 }
 
 bool Rebalancer::is_due(const ExpertUses& uses) const {
-  return options_.below > 0 && Clock::now() - began_ >= options_.period &&
-         loads_of(uses, *homes()).balancedness < options_.below;
+  return options_.is_due && Clock::now() - began_ >= options_.period &&
+         options_.is_due(uses, *homes());
 }
 
 void Rebalancer::begin() {

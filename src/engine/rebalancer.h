@@ -36,15 +36,20 @@ struct RebalanceReport {
 // "none", "planning", "loading", "done", "failed"
 const char* name_of(RebalanceReport::State state);
 
-// New owners for the experts of ranks.
+// New owners for the experts of ranks, or exchanges between a GPU and the CPU beside it.
 RebalancePlan plan_for(const ExpertUses& uses, const ExpertHomes& homes);
+// Whether the balancedness of ranks is below this.
+bool is_uneven(const ExpertUses& uses, const ExpertHomes& homes, double below);
+// Whether the GPU's share of the uses is below this part of what it would be with the most used
+// experts.
+bool misses_hot_experts(const ExpertUses& uses, const ExpertHomes& homes, double below);
 
 class Rebalancer {
  public:
   struct Options {
-    // A rebalance begins by itself when the window's balancedness is below this, 0: never ..
-    double below = 0;
-    std::chrono::duration<double> period{300};  // .. and this long after the last one began
+    // Whether a rebalance is to begin by itself; none does without it. Fast: it is asked ..
+    std::function<bool(const ExpertUses&, const ExpertHomes&)> is_due = {};
+    std::chrono::duration<double> period{60};  // .. once this has passed since the last one began
     // Pure; called on another thread.
     std::function<RebalancePlan(const ExpertUses&, const ExpertHomes&)> plan = plan_for;
   };

@@ -6,6 +6,7 @@
 #include "engine/kv_cache.h"
 #include "loader/pack_weights.h"
 #include "loader/spare_experts.h"
+#include "offload/plan/hot_experts.h"
 #include "offload/plan/placement_json.h"
 #include "offload/ranks/rank_experts.h"
 #include "ops/cpu_ops.h"
@@ -150,13 +151,16 @@ FitRequest fit_request(const ModelOptions& options, const Subject& subject,
           .on_other_ranks = on_other_ranks(subject, decision.parts).experts};
 }
 
-HostMemory host_memory(const ModelOptions& options, const Subject& subject, int64_t kv_bytes) {
-  const bool moves = options.moves_experts;
+HostMemory host_memory(const ModelOptions& options, const Subject& subject, bool with_gpu,
+                       int64_t kv_bytes) {
+  const bool beside_gpu = with_gpu && !options.ranks.group;  // where few experts move at once
   return {.capacity_bytes = subject.memory_bytes,
-          .bytes = [&subject, kv_bytes, moves](const ExpertsLayout& experts) {
+          .bytes = [&subject, kv_bytes, beside_gpu,
+                    moves = options.moves_experts](const ExpertsLayout& experts) {
             const auto& [config, stored, topology, kernels, home, memory, rank] = subject;
+            const int n_spare = beside_gpu ? kHotExpertsAtOnce : most_of_layer(experts, config);
             const int64_t spare =
-                moves ? SpareExperts::bytes_for(stored, config, home, experts) : 0;
+                moves ? SpareExperts::bytes_for(stored, config, home, experts, n_spare) : 0;
             return packed_bytes(stored, config, home, experts) + kv_bytes + spare;
           }};
 }
@@ -232,9 +236,11 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
   ExecutedParts& parts = decision.parts;
   parts.gpu = share.parts;
   parts.kv_tokens = share.kv_tokens;
+  if (placed && !whole && options.moves_experts)
+    require_room_to_move(host_memory(options, subject, true, 0), parts.experts);
   if (!placed && !whole)
     parts.experts = fit_host(fit_request(options, subject, decision),
-                             host_memory(options, subject, 0), beside_cpu(share.parts));
+                             host_memory(options, subject, true, 0), beside_cpu(share.parts));
 }
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
@@ -255,7 +261,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
   const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type,
                                               share_of(subject, parts).layers);
-  const HostMemory memory = host_memory(options, subject, kv_bytes);
+  const HostMemory memory = host_memory(options, subject, false, kv_bytes);
   if (placed && options.moves_experts) require_room_to_move(memory, parts.experts);
   if (placed) return;
   parts.experts =
@@ -263,6 +269,13 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
 }
 
 }  // namespace
+
+int spare_experts(const GpuParts& parts) {
+  int most = 0;
+  for (const std::vector<bool>& layer : parts.experts)
+    most = std::max(most, static_cast<int>(std::count(layer.begin(), layer.end(), true)));
+  return parts.on_other_ranks.empty() ? kHotExpertsAtOnce : most;
+}
 
 Decision decide(const ModelOptions& options, const Subject& subject) {
   const bool with_gpu = has_gpu(options);
@@ -316,8 +329,8 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
                                ? 0
                                : KvCache::bytes_for(subject.config, decision->context,
                                                     parts.kv_type, share_of(subject, parts).layers);
-  const auto host_bytes =
-      static_cast<double>(host_memory(options, subject, kv_bytes).bytes(parts.experts));
+  const auto host_bytes = static_cast<double>(
+      host_memory(options, subject, parts.gpu.has_value(), kv_bytes).bytes(parts.experts));
   const bool fits = host_bytes <= kMostOfMemory * static_cast<double>(subject.memory_bytes);
   if (!fits || parts.experts.conversions() != before.experts.conversions()) return {};
   return decision;
@@ -331,7 +344,8 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .fp8_activations = options.fp8_activations,
           .share = decision.share,
           .grid = decision.parts.grid,
-          .replicated_experts = has_replicas(decision.parts)};
+          .replicated_experts = has_replicas(decision.parts),
+          .moves_experts = options.moves_experts};
 }
 
 }  // namespace tandem

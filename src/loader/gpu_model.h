@@ -6,10 +6,13 @@
 
 #include "comm/group.h"
 #include "core/progress_watch.h"
+#include "engine/expert_mover.h"
+#include "engine/output_thread.h"
 #include "engine/step_runner.h"
 #include "io/load_jobs.h"
 #include "io/weight_store.h"
 #include "loader/load_weights.h"
+#include "loader/spare_experts.h"
 #include "offload/cpu_experts.h"
 #include "offload/plan/fit.h"
 #include "offload/plan/workload.h"
@@ -28,6 +31,7 @@ struct GpuModelOptions {
   BackboneGrid grid = {};                   // of all ranks
   int n_threads = 1;                        // loading threads
   bool replicated_experts = false;          // several ranks have the same expert
+  bool moves_experts = false;               // mover()
   bool records = true;                      // decode steps are recorded as graphs
   LoadProgress progress = {};
   // Tokens for which experts are computed at a time: replicas bring theirs together.
@@ -35,6 +39,20 @@ struct GpuModelOptions {
     return grid.n_replicas > 1 ? grid.of_stage().most_tokens(max_tokens) : max_tokens;
   }
 };
+
+// What moves experts between the GPU and the CPU beside it, or between the GPUs of ranks.
+struct GpuMoverParts {
+  std::shared_ptr<OpenCheckpoint> checkpoint;
+  std::unique_ptr<OutputThread> thread;       // for LoadingMover
+  int n_threads;                              // that read
+  StageLayers layers = kAllLayers;            // of this rank's stage
+  std::unique_ptr<SpareExperts> on_cpu = {};  // null: there are other ranks
+  ModelWeights* cpu_weights = nullptr;        // of on_cpu
+  ExpertOwners* owners = nullptr;             // null: there are no other ranks
+  int rank = 0;                               // of this rank in its stage
+};
+// Experts for which a GPU has spare memory if they move.
+int spare_experts(const GpuParts& parts);
 
 // Owns everything that computes on the GPU.
 class GpuModel {
@@ -53,6 +71,9 @@ class GpuModel {
   // call it, after add_cpu_experts(). The owners outlive the object. Throws Error where the GPUs
   // cannot be connected.
   virtual void join(Group& ranks, const ExpertOwners& owners) = 0;
+  // For options that move experts; the last call before the first step. What the parts refer to
+  // outlives the mover.
+  virtual std::unique_ptr<ExpertMover> mover(GpuMoverParts parts) = 0;
   // Whether the GPU has work of several ranks, and how far it is. For any thread.
   virtual WorkProgress progress() const = 0;
   // Starts counting in experts() which experts are chosen. Call it last.

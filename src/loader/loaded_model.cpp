@@ -11,6 +11,7 @@
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
 #include "loader/mtp_layers.h"
+#include "offload/plan/hot_experts.h"
 
 namespace tandem {
 namespace {
@@ -121,13 +122,27 @@ ModelOptions options_of_rank(ModelOptions options) {
   return options;
 }
 
-void require_moves(const ModelOptions& options, const Decision& decision) {
-  const bool has_owners = options.ranks.steps && decision.parts.grid.n_of_stage() > 1;
-  require(!options.moves_experts || (has_owners && !decision.parts.gpu),
-          "--rebalance: experts move between the CPUs of several ranks, and {}: leave it out",
-          decision.parts.gpu    ? "here GPUs compute"
-          : options.ranks.group ? "a pipeline stage has one rank here"
-                                : "there is one rank here");
+// Experts move between ranks that each have whole ones, all on CPUs or all on GPUs, or between a
+// GPU and the CPU beside it.
+void require_moves(const ModelOptions& options, const ExecutedParts& parts) {
+  if (!options.moves_experts) return;
+  const bool whole = parts.gpu && all_on_gpu(*parts.gpu);
+  if (!options.ranks.group) {
+    require(parts.gpu && !whole,
+            "--hot-experts live, --rebalance: {} has all experts: leave it out",
+            parts.gpu ? "the GPU" : "one process on the CPU");
+    return;
+  }
+  require(options.ranks.steps && parts.grid.n_of_stage() > 1,
+          "--rebalance: a pipeline stage has one rank here: leave it out");
+  require(!parts.gpu || (whole && !parts.gpu->expert_columns),
+          "--rebalance: the GPUs of this placement have {}: leave it out",
+          whole ? "columns of every expert" : "some experts, and CPUs the others");
+}
+
+// Begins before the team does: a later thread would inherit the CPU of the thread that begins it.
+std::unique_ptr<OutputThread> thread_for_moves(const ModelOptions& options) {
+  return options.moves_experts ? std::make_unique<OutputThread>() : nullptr;
 }
 
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
@@ -209,7 +224,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
         "rank 0 decides the steps of replicas and stages");
   context_ = decision.context;
   const Source source = {options, checkpoint, progress};
-  require_moves(options, decision);
+  require_moves(options, decision.parts);
   if (decision.parts.gpu)
     load_on_gpu(source, decision);
   else
@@ -279,6 +294,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   gpu.progress = progress;
   gpu_ = load_gpu_model(*checkpoint.store, checkpoint.stored, config_, gpu, *parts.gpu);
   report_ = gpu_->report();
+  std::unique_ptr<OutputThread> moving = thread_for_moves(options);
   if (shares) {
     const LoadReport host = load_host_weights(source, parts.experts);
     report_.seconds += host.seconds;
@@ -291,6 +307,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     set_owners(options, decision);
     join_ranks(*options.ranks.group);
   }
+  if (moving) start_mover(source, decision, std::move(moving));
   if (options.record_routing) gpu_->record_routing();  // all ids, also those of other ranks
   model_ = std::make_unique<StepRunner>(
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
@@ -326,8 +343,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
   require(provider_ || options.dense_products != DenseProducts::kOneDnn,
           "--dense-products onednn: {}: leave it out, or install it", why_not);
   report_ = load_host_weights(source, decision.parts.experts);
-  if (options.ranks.group) set_owners(options, decision);
-  if (options.moves_experts) start_mover(source, decision);
+  std::unique_ptr<OutputThread> moving = thread_for_moves(options);
   const int max_tokens = decision.limits.max_tokens;
   const BackboneGrid grid = decision.parts.grid;
   start_team(options,
@@ -342,6 +358,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
     options.note("dense products: " + dense_products_);
   }
   ExpertPool& experts = options.ranks.group ? start_ranks(options, decision) : *experts_;
+  if (moving) start_mover(source, decision, std::move(moving));
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_);
     experts.observe(recorder_.get());
@@ -362,6 +379,7 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   groups_ = GridGroups(group, grid);
   if (grid.tp > 1) ops_->use(groups_.replica());
   ops_->use_stages(groups_.before(), groups_.after());
+  set_owners(options, decision);
   if (exchanges_rows(options, grid)) {
     exchanged_experts_ = exchanged_experts(options, decision);
     return *exchanged_experts_;
@@ -370,18 +388,35 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   return *rank_experts_;
 }
 
-// Called before start_team(): its thread would inherit this thread's CPU affinity.
-void LoadedModel::start_mover(const Source& source, const Decision& decision) {
-  const Group& group = *source.options.ranks.group;
-  const PackedLayout layout = {kernels_, decision.parts.experts};
-  auto spare = std::make_unique<SpareExperts>(std::move(source.checkpoint), config_, layout,
-                                              topology_, weights_);
+void LoadedModel::start_mover(const Source& source, const Decision& decision,
+                              std::unique_ptr<OutputThread> thread) {
+  const int n_threads = std::max(1, topology_.n_cores() / 16);
+  const auto checkpoint = std::make_shared<OpenCheckpoint>(std::move(source.checkpoint));
+  const ExpertsLayout& experts = decision.parts.experts;
+  const auto spare = [&](int n) {
+    return std::make_unique<SpareExperts>(checkpoint, config_, PackedLayout{kernels_, experts},
+                                          topology_, weights_, n);
+  };
+  const Group* const group = source.options.ranks.group;
+  const int rank = group ? decision.parts.grid.in_stage(group->rank()) : 0;
+  if (gpu_) {
+    mover_ = gpu_->mover({.checkpoint = checkpoint,
+                          .thread = std::move(thread),
+                          .n_threads = n_threads,
+                          .layers = decision.stage(),
+                          .on_cpu = group ? nullptr : spare(kHotExpertsAtOnce),
+                          .cpu_weights = &weights_,
+                          .owners = owners_.get(),
+                          .rank = rank});
+    return;
+  }
   const RankExpertMover::Parts parts = {.weights = weights_,
                                         .owners = *owners_,
-                                        .rank = decision.parts.grid.in_stage(group.rank()),
+                                        .rank = rank,
                                         .layers = decision.stage(),
-                                        .n_threads = std::max(1, topology_.n_cores() / 16)};
-  mover_ = std::make_unique<RankExpertMover>(parts, std::move(spare));
+                                        .n_threads = n_threads};
+  mover_ = std::make_unique<RankExpertMover>(parts, spare(most_of_layer(experts, config_)),
+                                             std::move(thread));
 }
 
 // All ranks call it. Where hosts have different numbers of ranks, none is taken for near.

@@ -19,14 +19,14 @@ struct GivenUp {};
 
 }  // namespace
 
-LoadingMover::LoadingMover() {
+LoadingMover::LoadingMover(std::unique_ptr<OutputThread> thread) : thread_(std::move(thread)) {
   // For this thread and those that it starts; a refusal costs some speed of steps only.
-  thread_.push([] { setpriority(PRIO_PROCESS, 0, kNiceness); });
+  thread_->push([] { setpriority(PRIO_PROCESS, 0, kNiceness); });
 }
 
 void LoadingMover::stop() {
   given_up_ = true;
-  thread_.finish();
+  thread_->finish();
 }
 
 void LoadingMover::load(std::span<const ExpertChange> changes) {
@@ -37,7 +37,7 @@ void LoadingMover::load(std::span<const ExpertChange> changes) {
     const std::lock_guard lock(mutex_);
     status_ = {.state = State::kLoading, .n_experts = n};
   }
-  thread_.push([this] { run(); });
+  thread_->push([this] { run(); });
 }
 
 void LoadingMover::run() {

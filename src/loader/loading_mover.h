@@ -1,6 +1,7 @@
 // A mover whose experts come from the checkpoint: a thread of its own reads them beside the steps.
 #pragma once
 #include <atomic>
+#include <memory>
 #include <mutex>
 
 #include "engine/expert_mover.h"
@@ -17,8 +18,8 @@ class LoadingMover : public ExpertMover {
   void keep() final;
 
  protected:
-  // Its thread begins here and is pinned as the caller is.
-  LoadingMover();
+  // The thread has other jobs neither before nor after.
+  explicit LoadingMover(std::unique_ptr<OutputThread> thread);
   // Waits for a load to end. What derives from this calls it in its destructor.
   void stop();
 
@@ -37,7 +38,7 @@ class LoadingMover : public ExpertMover {
   std::atomic<bool> given_up_ = false;
   mutable std::mutex mutex_;  // guards the status
   MoveStatus status_;
-  OutputThread thread_;  // the last member: it uses all others
+  const std::unique_ptr<OutputThread> thread_;
 };
 
 }  // namespace tandem

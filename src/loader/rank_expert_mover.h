@@ -17,8 +17,9 @@ class RankExpertMover final : public LoadingMover {
     int n_threads;          // that read and pack
   };
   // References outlive the object.
-  RankExpertMover(const Parts& parts, std::unique_ptr<SpareExperts> spare)
-      : p_(parts), spare_(std::move(spare)) {}
+  RankExpertMover(const Parts& parts, std::unique_ptr<SpareExperts> spare,
+                  std::unique_ptr<OutputThread> thread)
+      : LoadingMover(std::move(thread)), p_(parts), spare_(std::move(spare)) {}
   ~RankExpertMover() override { stop(); }
 
  private:

@@ -27,7 +27,8 @@ Kinds kinds_of(ModelWeights& stored, const ModelConfig& config, const CpuWeights
   return kinds;
 }
 
-// The most experts that are kept here of a layer.
+}  // namespace
+
 int most_of_layer(const ExpertsLayout& layout, const ModelConfig& config) {
   int most = layout.elsewhere().experts.empty() ? config.router.n_experts : 0;
   for (const std::vector<bool>& elsewhere : layout.elsewhere().experts)
@@ -35,19 +36,16 @@ int most_of_layer(const ExpertsLayout& layout, const ModelConfig& config) {
   return most;
 }
 
-}  // namespace
-
-SpareExperts::SpareExperts(OpenCheckpoint checkpoint, const ModelConfig& config,
+SpareExperts::SpareExperts(std::shared_ptr<OpenCheckpoint> checkpoint, const ModelConfig& config,
                            const PackedLayout& layout, const Topology& topology,
-                           const ModelWeights& model)
+                           const ModelWeights& model, int n)
     : checkpoint_(std::move(checkpoint)),
       c_(config),
       layout_(layout),
       slices_(model.slices),
       memory_(layout.kernels, topology) {
-  ModelWeights& stored = checkpoint_.stored;
+  ModelWeights& stored = checkpoint_->stored;
   Kinds kinds = kinds_of(stored, c_, memory_, layout_.experts, slices_);
-  const int n = most_of_layer(layout_.experts, c_);
   std::vector<int64_t> bytes(memory_.n_regions());
   for (const ExpertShape& shape : kinds.shapes)
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += n * shape.region_bytes[i];
@@ -61,8 +59,7 @@ SpareExperts::SpareExperts(OpenCheckpoint checkpoint, const ModelConfig& config,
 }
 
 int64_t SpareExperts::bytes_for(ModelWeights& stored, const ModelConfig& config,
-                                const CpuWeights& home, const ExpertsLayout& experts) {
-  const int n = most_of_layer(experts, config);
+                                const CpuWeights& home, const ExpertsLayout& experts, int n) {
   const std::vector<Slice> slices = expert_slices(stored, config, home, experts);
   int64_t bytes = 0;
   for (const ExpertShape& shape : kinds_of(stored, config, home, experts, slices).shapes)
@@ -89,13 +86,13 @@ int64_t SpareExperts::load(std::span<const ExpertId> experts, const LoadOptions&
   }
   int64_t bytes = 0;
   try {
-    checkpoint_.store->require_unchanged();
+    checkpoint_->store->require_unchanged();
     const PackedModel model =
-        packed_experts(checkpoint_.stored, c_, layout_.experts, std::move(places));
+        packed_experts(checkpoint_->stored, c_, layout_.experts, std::move(places));
     PackJobs jobs = load_jobs(model, memory_);
     for (std::vector<LoadJob>* part : {&jobs.first, &jobs.rest}) {
       for (const LoadJob& job : *part) bytes += job.bytes;
-      if (!part->empty()) run_load_jobs(checkpoint_.store->files(), std::move(*part), options);
+      if (!part->empty()) run_load_jobs(checkpoint_->store->files(), std::move(*part), options);
     }
   } catch (...) {
     drop();

@@ -15,6 +15,9 @@ struct ExpertId {
   int layer, expert;
 };
 
+// The most experts of a layer that are kept here.
+int most_of_layer(const ExpertsLayout& layout, const ModelConfig& config);
+
 // An opened checkpoint.
 struct OpenCheckpoint {
   std::unique_ptr<WeightStore> store;
@@ -23,13 +26,14 @@ struct OpenCheckpoint {
 
 class SpareExperts {
  public:
-  // Room for as many experts as the layout keeps here of the layer with the most; `model` is packed
-  // in that layout. References outlive the object. Throws Error for too little memory.
-  SpareExperts(OpenCheckpoint checkpoint, const ModelConfig& config, const PackedLayout& layout,
-               const Topology& topology, const ModelWeights& model);
+  // Room for n experts of each layer of `model`, which is packed in this layout. References outlive
+  // the object. Throws Error for too little memory.
+  SpareExperts(std::shared_ptr<OpenCheckpoint> checkpoint, const ModelConfig& config,
+               const PackedLayout& layout, const Topology& topology, const ModelWeights& model,
+               int n);
   // Bytes of that room.
   static int64_t bytes_for(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
-                           const ExpertsLayout& experts);
+                           const ExpertsLayout& experts, int n);
 
   // Reads experts and packs them, beside steps that use the model. Returns the bytes that were
   // read. Throws Error for a checkpoint that has changed, invalid scales and a disk that fails, and
@@ -46,7 +50,7 @@ class SpareExperts {
     Place place;
   };
 
-  OpenCheckpoint checkpoint_;
+  const std::shared_ptr<OpenCheckpoint> checkpoint_;
   const ModelConfig& c_;
   const PackedLayout layout_;
   const std::vector<Slice> slices_;

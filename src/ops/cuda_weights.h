@@ -24,6 +24,9 @@ class CudaWeights {
   // Reserves GPU memory; rows are aligned to 16 bytes, and vectors become float.
   QuantView reserve(const QuantView& stored, WeightUse use);
 
+  // What was reserved is given up.
+  void clear() { arena_ = Arena(std::span(memory_.as<std::byte>(), memory_.bytes())); }
+
   // Copies n_rows rows from `rows`, stored in the checkpoint like `stored` and at any address, to
   // `on_gpu` from first_row on. Thread-safe. The scales of packed INT4 are read from `stored`.
   void upload_rows(const std::byte* rows, const QuantView& stored, const QuantView& on_gpu,

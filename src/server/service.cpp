@@ -194,10 +194,11 @@ HttpResponse Service::experts() {
 Engine& Service::rebalancing_engine() {
   Engine& running = engine();
   if (!running.rebalances())
-    throw ApiError(404,
-                   "experts do not move: start the server on several ranks with --rebalance "
-                   "on-request or auto",
-                   {}, "not_rebalancing");
+    throw ApiError(
+        404,
+        "experts do not move: start the server on several ranks with --rebalance "
+        "on-request or auto, or with a GPU and the CPU beside it with --hot-experts live",
+        {}, "not_rebalancing");
   return running;
 }
 
@@ -219,7 +220,9 @@ HttpResponse Service::rebalance() {
 }
 
 HttpResponse Service::rebalance_report() {
-  const RebalanceReport report = rebalancing_engine().rebalance_report();
+  const Engine& running = rebalancing_engine();
+  const RebalanceReport report = running.rebalance_report();
+  const std::string what = running.expert_homes()->on_gpu.empty() ? "balancedness" : "gpu_share";
   OrderedJson json = {{"state", name_of(report.state)},
                       {"number", report.number},
                       {"layers", report.n_layers},
@@ -227,8 +230,8 @@ HttpResponse Service::rebalance_report() {
                       {"bytes", report.n_bytes},
                       {"waves", report.n_waves},
                       {"waves_moved", report.n_waves_moved},
-                      {"balancedness_before", report.before},
-                      {"balancedness_after", report.after},
+                      {what + "_before", report.before},
+                      {what + "_after", report.after},
                       {"plan_seconds", report.plan_seconds},
                       {"load_seconds", report.load_seconds},
                       {"prepare_seconds", report.prepare_seconds},

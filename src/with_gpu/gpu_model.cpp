@@ -15,6 +15,8 @@
 #include "ops/cuda_device.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
+#include "with_gpu/gpu_expert_mover.h"
+#include "with_gpu/upload_jobs.h"
 
 namespace tandem {
 namespace {
@@ -101,9 +103,9 @@ ModelConfig with_experts_of_rank(ModelConfig config, const GpuParts& parts) {
   return config;
 }
 
-int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
-                             const gpu::GpuInfo& gpu_info, const GpuParts& parts,
-                             int64_t kv_tokens) {
+int64_t bytes_beside_weights(const ModelWeights& stored, const ModelConfig& config,
+                             const GpuModelOptions& options, const gpu::GpuInfo& gpu_info,
+                             const GpuParts& parts, int64_t kv_tokens) {
   // Used by CUDA itself, its modules and recorded steps.
   constexpr int64_t kContextBytes = (100 << 20) + CudaDevice::kRecordedBytes;
   const ModelConfig of_rank = with_heads_of_rank(config, options.share);
@@ -121,21 +123,11 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
          (options.grid.n_replicas > 1
               ? CudaGatheredExperts::bytes_for(config, options.grid.of_stage(), options.max_tokens)
               : 0) +
+         (options.moves_experts ? GpuExpertSlots::bytes_for(stored, spare_experts(parts)) : 0) +
          DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, kv_tokens, options.cache_type,
                             options.share ? options.share->layers : kAllLayers) +
          (gpu_info.emulated ? 0 : kContextBytes);
-}
-
-// Bytes of the largest routed expert.
-int64_t largest_expert_bytes(const ModelWeights& stored) {
-  int64_t largest = 1;
-  for (const LayerWeights& layer : stored.layers)
-    for (const FfnWeights& e : layer.experts)
-      largest = std::max(largest, CudaWeights::bytes_of(e.gate, WeightUse::kExpert) +
-                                      CudaWeights::bytes_of(e.up, WeightUse::kExpert) +
-                                      CudaWeights::bytes_of(e.down, WeightUse::kExpert));
-  return largest;
 }
 
 // Rates for the emulated GPU, for which measured ones are meaningless: GPU and CPU both get some
@@ -171,6 +163,7 @@ class Loaded final : public GpuModel {
         config_of_rank_(with_heads_of_rank(config, options.share)),
         config_of_experts_(with_experts_of_rank(config, parts)),
         on_other_ranks_(parts.on_other_ranks),
+        n_spare_experts_(spare_experts(parts)),
         device_(stream_, options.records,
                 options.share ? CudaDevice::kAnyBytes : CudaDevice::kRecordedBytes),
         weights_(weights_of_rank(options.share, parts)) {
@@ -252,6 +245,20 @@ class Loaded final : public GpuModel {
     hybrid_->divide(division);
     if (timeline) hybrid_->record(*timeline);
   }
+  std::unique_ptr<ExpertMover> mover(GpuMoverParts parts) override {
+    const auto moved = [this](int layer, std::span<const int32_t> places) {
+      if (hybrid_) hybrid_->moved(layer, places);
+      if (rank_experts_) rank_experts_->moved(layer, places);
+    };
+    const auto owners = [this] {
+      if (replicas_) replicas_->read_owners();
+    };
+    auto slots = std::make_unique<GpuExpertSlots>(
+        parts.checkpoint, config_, weights_,
+        CudaExperts::places(config_, weights_, on_other_ranks_), stream_, n_spare_experts_);
+    return std::make_unique<GpuExpertMover>(std::move(parts), std::move(slots),
+                                            GpuExpertMover::Followers{moved, owners});
+  }
   void record_routing() override {
     recorder_ = std::make_unique<CudaRoutingRecorder>(config_, max_tokens_, stream_);
     experts().observe(recorder_.get());
@@ -271,6 +278,7 @@ class Loaded final : public GpuModel {
   const gpu::GpuInfo gpu_info_;
   const ModelConfig config_of_rank_, config_of_experts_;
   const std::vector<std::vector<bool>> on_other_ranks_;
+  const int n_spare_experts_;
   gpu::Stream stream_;
   // The GPUs of other ranks, as in GridGroups; null: there are none.
   std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_;
@@ -308,37 +316,17 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
   host_home_.allocate(weight_bytes(stored, config_, options.share, parts, Home::kHost),
                       gpu::Site::kMapped);
   std::vector<LoadJob> jobs;
-  const auto add = [&](const std::byte* source, int64_t bytes, auto run) {
-    jobs.push_back({source, bytes, run});
-    report_.bytes += bytes;
-  };
   const auto load_one = [&](const WeightSpec& spec, Home home, QuantView whole, QuantView& to) {
     CudaWeights& memory = home == Home::kGpu ? home_ : host_home_;
     const QuantView part = part_of(spec, whole);
     to = memory.reserve(part, spec.use);
-    const int64_t row_bytes = whole.q.row_bytes(), at_once = rows_per_load_job(row_bytes);
-    const int64_t before = part.q.row_data(0) - whole.q.row_data(spec.first_row);
-    for (int64_t first = 0; first < part.q.rows; first += at_once) {
-      const int64_t n = std::min(at_once, part.q.rows - first);
-      add(whole.q.row_data(spec.first_row + first), n * row_bytes,
-          [&memory, part, to, first, n, before](const std::byte* data) {
-            memory.upload_rows(data + before, part, to, first, n);
-          });
-    }
-    if (to.scale.empty()) return;
-    add(whole.scale.row_data(0), whole.scale.rows * whole.scale.row_bytes(),
-        [&memory, whole, part, to, name = spec.name](const std::byte* data) {
-          TensorView scales = whole.scale;
-          scales.data = const_cast<std::byte*>(data);
-          check_scales(name + "_scale_inv", scales);
-          const int64_t before_part = part.scale.row_data(0) - whole.scale.row_data(0);
-          memory.upload_scales(data + before_part, part, to);
-        });
+    add_upload_jobs(memory, {spec.name, whole, part, spec.first_row, to}, jobs);
   };
   for_each_pair(stored, weights_, config_, parts, load_one);
   if (options.cache_type == DType::kF8E4M3)
     CudaAttention::require_fp8_cache(
         config_.mla, weights_.layers[weights_.share_of(config_).layers.first].attn.kv_b);
+  for (const LoadJob& job : jobs) report_.bytes += job.bytes;
   const auto start = Clock::now();
   run_load_jobs(store.files(), std::move(jobs), {options.n_threads, options.progress});
   home_.finish();
@@ -400,21 +388,22 @@ GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,
     require_fp8_weights(stored, config);
   }
   const gpu::GpuInfo gpu_info = gpu::open_gpu();
-  return {
-      .name = gpu_info.name,
-      .free_bytes = gpu_info.free_bytes,
-      .expert_bytes = largest_expert_bytes(stored),
-      .streams = !gpu_info.emulated,
-      .weight_bytes =
-          [&stored, &config, share = options.share](const GpuParts& parts) {
-            return weight_bytes(stored, config, share, parts, Home::kGpu);
-          },
-      .other_bytes =
-          [&config, options, gpu_info](const GpuParts& parts, int64_t context, int64_t kv_tokens) {
-            GpuModelOptions with_context = options;
-            with_context.context = context;
-            return bytes_beside_weights(config, with_context, gpu_info, parts, kv_tokens);
-          }};
+  return {.name = gpu_info.name,
+          .free_bytes = gpu_info.free_bytes,
+          .expert_bytes = std::max<int64_t>(1, GpuExpertSlots::bytes_for(stored, 1)),
+          .streams = !gpu_info.emulated,
+          .weight_bytes =
+              [&stored, &config, share = options.share](const GpuParts& parts) {
+                return weight_bytes(stored, config, share, parts, Home::kGpu);
+              },
+          .other_bytes =
+              [&stored, &config, options, gpu_info](const GpuParts& parts, int64_t context,
+                                                    int64_t kv_tokens) {
+                GpuModelOptions with_context = options;
+                with_context.context = context;
+                return bytes_beside_weights(stored, config, with_context, gpu_info, parts,
+                                            kv_tokens);
+              }};
 }
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,

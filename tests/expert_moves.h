@@ -1,0 +1,75 @@
+// Engines whose experts move while they answer.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+
+#include "engine/engine.h"
+#include "loader/loaded_model.h"
+
+namespace tandem::test {
+
+inline ModelOptions that_moves(ModelOptions options) {
+  options.count_experts = options.moves_experts = true;
+  return options;
+}
+
+inline Engine moving_engine(LoadedModel& loaded, const Rebalancer::Options& rebalance,
+                            int max_running = 8) {
+  return {loaded.model(),
+          loaded.cache(),
+          {.size = loaded.config().vocab},
+          loaded.context(),
+          {.max_running = max_running,
+           .keeps_pages = false,
+           .expert_window = 8,
+           .homes = loaded.expert_homes(),
+           .rebalance = rebalance}};
+}
+
+// Moves experts whatever was counted.
+inline auto random_plan(unsigned seed) {
+  return
+      [random = std::make_shared<std::mt19937>(seed)](ExpertUses uses, const ExpertHomes& homes) {
+        for (std::vector<int64_t>& of_layer : uses.of_layer)
+          for (int64_t& n : of_layer) n = int64_t{1} << (*random)() % 8;
+        return plan_for(uses, homes);
+      };
+}
+
+inline bool is_busy(const Engine& engine) {
+  const auto state = engine.rebalance_report().state;
+  return state == RebalanceReport::State::kPlanning || state == RebalanceReport::State::kLoading;
+}
+
+inline void run_to_end(Engine& engine) {
+  while (engine.step() || is_busy(engine)) {
+  }
+}
+
+// Moves all that the plan says. Returns the number of experts.
+inline int64_t move_now(Engine& engine) {
+  EXPECT_TRUE(engine.rebalance());
+  run_to_end(engine);
+  const RebalanceReport report = engine.rebalance_report();
+  EXPECT_EQ(report.state, RebalanceReport::State::kDone) << report.error;
+  EXPECT_EQ(report.n_waves_moved, report.n_waves);
+  EXPECT_EQ(report.n_bytes > 0, report.n_experts > 0);
+  return report.n_experts;
+}
+
+// Logits of all tokens of a text go to `logits`, [tokens][vocab].
+inline void submit_text(Engine& engine, const std::vector<int32_t>& tokens,
+                        std::vector<std::vector<float>>& logits) {
+  EngineRequest request;
+  request.request.prompt = tokens;
+  request.first_scored = 0;
+  request.on_event = [](const TokenEvent&) { return true; };
+  request.on_logits = [&logits](int, std::span<const float> row) {
+    logits.emplace_back(row.begin(), row.end());
+  };
+  engine.submit(std::move(request));
+}
+
+}  // namespace tandem::test
