@@ -6,6 +6,7 @@
 #include "core/machine_info.h"
 #include "loader/loaded_model.h"
 #include "loader/pack_weights.h"
+#include "loader/spare_experts.h"
 #include "model/checkpoint.h"
 #include "tests/error_of.h"
 #include "tests/whole_models.h"
@@ -143,6 +144,41 @@ TEST(LoadedOnTheCpu, HasTheTokensThatFit) {
   const int n = n_pages(20.5 * page_bytes / static_cast<double>(available_memory_bytes()), 6400);
   EXPECT_GE(n, 14);
   EXPECT_LE(n, 27) << "other programs take and free memory, too";
+}
+
+// The least memory of a rank in which the model is taken.
+TEST(Decision, ExpertsThatMoveNeedRoom) {
+  const ModelConfig config = ModelConfig::from_directory(kTinyR1);
+  const WeightStore store(kTinyR1);
+  ModelWeights stored = stored_weights(store, config);
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const Topology topology = {};
+  const CpuWeights home(kernels, topology);
+  const auto least = [&](bool moves) {
+    ModelOptions options;
+    options.context = 64;
+    options.experts = weight_format("int8");
+    options.moves_experts = moves;
+    int64_t low = 0, high = 100'000'000;
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      const Subject subject = {config, stored, topology, kernels, home, middle, {1, 2, 2}};
+      const std::string error = error_of([&] { decide(options, subject); });
+      (error == "no error" ? high : low) = middle;
+    }
+    EXPECT_LT(high, 100'000'000) << error_of([&] {
+      decide(options, {config, stored, topology, kernels, home, high, {1, 2, 2}});
+    });
+    return high;
+  };
+  ExpertsLayout half(weight_format("int8"));
+  std::vector<std::vector<bool>> elsewhere(config.n_all_layers());
+  for (int l = 0; l < config.n_all_layers(); ++l)
+    for (int e = 0; config.is_moe(l) && e < config.router.n_experts; ++e)
+      elsewhere[l].push_back(e % 2 == 0);
+  half.keep_elsewhere({.experts = elsewhere, .backbone = false});
+  EXPECT_EQ(least(true) - least(false),
+            SpareExperts::bytes_for(stored, config, home, half, config.router.n_experts / 2));
 }
 
 }  // namespace

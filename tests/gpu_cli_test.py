@@ -84,6 +84,36 @@ class EmulatedGpu(Case):
         self.assertEqual(shares[0], 1)
         self.assertTrue(0 < shares[1] < 1, shares)
 
+    def test_hot_experts_are_exchanged(self):
+        os.environ["TANDEM_GPU_MEMORY"] = "4500000"
+        try:
+            server = Server("--device", "cuda", "--ctx", "64", "--chunk", "24", "--max-batch", "1", "--draft", "off", "--hot-experts", "live",
+                            "--rebalance-period", "3600").wait_ready()
+        finally:
+            del os.environ["TANDEM_GPU_MEMORY"]
+        first = server.ok("/v1/chat/completions", chat(max_tokens=6))["choices"]
+        before = server.get("/experts")[1]
+        self.assertTrue(0 < before["gpu_share"] < 1)
+        begun = server.get("/rebalance")[1]["number"]  # it may have moved some by itself
+        if begun == 0:
+            self.assertEqual(server.post("/rebalance", {})[0], 202)
+        while (report := server.get("/rebalance")[1])["state"] in ("planning", "loading"):
+            pass
+        self.assertEqual((report["state"], report["number"]), ("done", 1))
+        self.assertLess(report["gpu_share_before"], report["gpu_share_after"])
+        self.assertAlmostEqual(server.get("/experts")[1]["gpu_share"], report["gpu_share_after"])
+        self.assertEqual(server.ok("/v1/chat/completions", chat(max_tokens=6))["choices"], first)
+        self.assertEqual(server.stop(), 0)
+
+    def test_what_does_not_move(self):
+        for arguments, memory, why in ((("--hot-experts", "live", "--device", "cuda"), "8000000000", "the GPU has all experts"),
+                                       (("--hot-experts", "live", "--device", "cpu"), "8000000000", "one process on the CPU has all experts"),
+                                       (("--hot-experts", "live", "--rebalance", "auto"), "8000000000", "leave one of them out"),
+                                       (("--hot-experts", "live", "--balance-window", "0"), "8000000000", "needs the uses of experts"),
+                                       (("--hot-experts", "often"), "8000000000", "choose static or live")):
+            result = called(TANDEM, "serve", str(MODEL), "-q", "--port", "0", "--ctx", "64", *arguments, TANDEM_GPU_MEMORY=memory)
+            self.refused(result, 2, why)
+
     def test_no_gpu(self):
         self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_MEMORY="0"), 2, "no NVIDIA GPU can be used")
         self.falls_back(run(TANDEM, "--device", "auto", TANDEM_GPU_MEMORY="0"), "no NVIDIA GPU can be used")

@@ -259,6 +259,64 @@ TEST(RebalanceWhileAnswering, AllMoveOnceAllHaveLoadedOrNoneDoes) {
   }
 }
 
+// The mover of a rank that fails in some waves, after it has loaded.
+class FailingMover final : public ExpertMover {
+ public:
+  explicit FailingMover(ExpertMover& real) : real_(real) {}
+  void load(std::span<const ExpertChange> changes) override {
+    fails_ = n_loads_++ % 3 == 1;
+    real_.load(changes);
+  }
+  MoveStatus status() const override {
+    MoveStatus status = real_.status();
+    if (fails_ && status.state == MoveStatus::State::kLoaded)
+      status.state = MoveStatus::State::kFailed;
+    return status;
+  }
+  void move() override { real_.move(); }
+  void keep() override {
+    fails_ = false;
+    real_.keep();
+  }
+
+ private:
+  ExpertMover& real_;
+  bool fails_ = false;
+  int n_loads_ = 0;
+};
+
+TEST(RebalanceWhileAnswering, WhatWasLoadedForNothingIsGivenUp) {
+  const std::string directory = kRoot + "/tests/golden/v3_fp8";
+  const GoldenFile golden(directory + "/golden.safetensors");
+  const std::vector<float> want = golden.floats("logits_17");
+  std::unique_ptr<FailingMover> failing;
+  on_grid(
+      {1, 2}, that_moves({.directory = directory, .context = 256, .max_logits = 64}),
+      [&](LoadedModel& loaded) {
+        Engine engine = moving_engine(loaded, {.plan = random_plan(3)}, 64);
+        int n_failed = 0;
+        for (int i = 0; i < 12; ++i) {
+          std::vector<std::vector<float>> logits;
+          submit_text(engine, golden.ints("tokens_17"), logits);
+          run_to_end(engine);
+          const auto first = std::ssize(logits) - std::ssize(want) / loaded.config().vocab;
+          std::vector<float> last;
+          for (auto row = logits.begin() + first; row != logits.end(); ++row)
+            last.insert(last.end(), row->begin(), row->end());
+          expect_close(last, want, 3e-2 * largest(want));
+          EXPECT_TRUE(engine.rebalance());
+          run_to_end(engine);
+          n_failed += engine.rebalance_report().state == RebalanceReport::State::kFailed;
+        }
+        EXPECT_GE(n_failed, 2);
+      },
+      [&](LoadedModel& loaded, int rank) {
+        if (rank == 0) return;
+        failing = std::make_unique<FailingMover>(*loaded.model().mover());
+        loaded.model().use(failing.get());
+      });
+}
+
 TEST(RebalanceWhileAnswering, BeginsByItselfWhereRanksAreUneven) {
   const std::function<bool(const ExpertUses&, const ExpertHomes&)> due =
       [](const ExpertUses& uses, const ExpertHomes& homes) { return is_uneven(uses, homes, 1); };
@@ -293,7 +351,8 @@ TEST(RebalanceWhileAnswering, BeginsByItselfWhereRanksAreUneven) {
 TEST(RebalanceWhileAnswering, NeedsSeveralRanks) {
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.moves_experts = true;
-  EXPECT_TRUE(says(error_of([&] { LoadedModel loaded(options); }), "one process on the CPU has all experts"));
+  EXPECT_TRUE(says(error_of([&] { LoadedModel loaded(options); }),
+                   "one process on the CPU has all experts"));
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ class Engine {
     // count_experts(). 0: they are not counted.
     int expert_window = 0;
     ExpertHomes homes = {};  // of the model's experts, for those who ask
-    // How experts move between ranks; for a model that moves_experts(), and an expert_window.
+    // How experts move between ranks; for a model with a mover(), and an expert_window.
     // Empty: they stay.
     std::optional<Rebalancer::Options> rebalance = {};
   };

@@ -55,7 +55,7 @@ Rebalancer::Rebalancer(StepRunner& model, ExpertHomes homes, Options options)
     : model_(model),
       options_(std::move(options)),
       homes_(std::make_shared<ExpertHomes>(std::move(homes))) {
-  check(model.moves_experts(), "the model has a mover of experts");
+  check(model.mover() != nullptr, "the model has a mover of experts");
 }
 
 Rebalancer::~Rebalancer() {
@@ -116,8 +116,12 @@ void Rebalancer::begin() {
     const std::lock_guard lock(mutex_);
     uses = std::exchange(requested_, {});
   }
-  planning_ = std::async(std::launch::async,
-                         [this, uses, homes = homes()] { return options_.plan(*uses, *homes); });
+  planning_ = std::async(std::launch::async, [this, uses, homes = homes()] {
+    const auto start = Clock::now();
+    RebalancePlan plan = options_.plan(*uses, *homes);
+    change_report([&](RebalanceReport& r) { r.plan_seconds = seconds_since(start); });
+    return plan;
+  });
   phase_ = Phase::kPlanning;
 }
 
@@ -131,7 +135,6 @@ void Rebalancer::take_plan() {
     r.n_experts = plan_of_waves_.n_arrivals;
     r.before = plan_of_waves_.before;
     r.after = plan_of_waves_.after;
-    r.plan_seconds = seconds_since(began_);
   });
   load_next();
 }

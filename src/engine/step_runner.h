@@ -61,7 +61,7 @@ class StepRunner {
 
   // What moves this rank's experts from now on; null: they stay. All ranks have one, or none.
   void use(ExpertMover* mover) { mover_ = mover; }
-  bool moves_experts() const { return mover_ != nullptr; }
+  ExpertMover* mover() const { return mover_; }
   // As ExpertMover's calls, on all ranks. Called on rank 0, between steps.
   void load_experts(std::span<const ExpertChange> changes);
   void move_experts();
