@@ -625,7 +625,6 @@ MUTANTS = [
     ("rebalance: an expert's first slice is exchanged only", "src/loader/spare_experts.cpp", [("slice < loaded.place.size(); ++slice)\n      expert(", "slice < 1; ++slice)\n      expert(")]),
     ("rebalance: experts that leave keep their memory", "src/loader/spare_experts.cpp", [("    free_[kind_[id.layer]].push_back(std::move(place));\n", "")]),
     ("rebalance: a load that has failed keeps the room", "src/loader/spare_experts.cpp", [("    drop();\n    throw;", "    throw;")]),
-    ("rebalance: a checkpoint that has changed is read", "src/loader/spare_experts.cpp", [("    checkpoint_->store->require_unchanged();\n", "")]),
     ("rebalance: what was loaded for nothing stays loaded", "src/loader/loading_mover.cpp", [("  if (status_.state == State::kLoaded) drop();\n", "")]),
     ("rebalance: rows go to the old owners", "src/loader/rank_expert_mover.cpp", [("    p_.owners.set(change.layer, change.expert, change.ranks);\n", "    static_cast<void>(change);\n")]),
     ("rebalance: replicas that have gone are chosen", "offload/ranks/expert_owners.cpp", [("  ranks_[index(layer, expert)].clear();\n", "")]),

@@ -86,7 +86,6 @@ int64_t SpareExperts::load(std::span<const ExpertId> experts, const LoadOptions&
   }
   int64_t bytes = 0;
   try {
-    checkpoint_->store->require_unchanged();
     const PackedModel model =
         packed_experts(checkpoint_->stored, c_, layout_.experts, std::move(places));
     PackJobs jobs = load_jobs(model, memory_);
