@@ -180,6 +180,7 @@ TEST(Comm, MessagesMayBeDelayed) {
   run_local_ranks({3}, [](Group& group) {
     check_group(*make_delayed(group, std::chrono::microseconds(20)));
     const auto delayed = make_delayed(group, milliseconds(20));
+    delayed->set_patience({std::chrono::seconds(20), true});
     const auto window = delayed->allocate_window(64);
     const auto took = [&](milliseconds late, const auto& call) {
       group.barrier();
@@ -190,12 +191,13 @@ TEST(Comm, MessagesMayBeDelayed) {
       EXPECT_LT(cpu_seconds() - before, 0.01) << "a delay computes nothing";
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    EXPECT_GE(took(milliseconds(0), [&] { delayed->barrier(); }), 0.02);
+    // A rank may leave the barrier before this one does.
+    EXPECT_GE(took(milliseconds(0), [&] { delayed->barrier(); }), 0.015);
     const auto exchange = [&](uint64_t number) {
       for (int r = 0; r < 3; ++r) window->signal(r, number);
       for (int r = 0; r < 3; ++r) window->wait(r, number);
     };
-    EXPECT_GE(took(milliseconds(0), [&] { exchange(1); }), 0.02);
+    EXPECT_GE(took(milliseconds(0), [&] { exchange(1); }), 0.015);
     // What arrived long ago is there at once.
     const double late = took(milliseconds(60), [&] { exchange(2); });
     if (group.rank() == 2)

@@ -11,6 +11,7 @@
 #include "comm/local_ranks.h"
 #include "core/clock.h"
 #include "offload/ranks/rank_experts.h"
+#include "ops/router.h"
 #include "tests/check_close.h"
 #include "tests/small_config.h"
 
@@ -85,7 +86,7 @@ struct ReplicaTokens {
   std::vector<int32_t> ids;
 };
 
-struct Setting {
+struct LaneSetting {
   BackboneGrid grid;
   ExchangeMode mode;
   int micro_batches;
@@ -96,20 +97,22 @@ struct Setting {
 
 constexpr int kMaxTokens = 80, kLayers = 3;
 
-ModelConfig config() {
+ModelConfig config_of_layers() {
   ModelConfig c = small_config();
   c.n_layers = kLayers + 1;
   return c;
 }
 
 // What a forward pass calls, for `steps` with the tokens of each replica: micro-batches take turns
-// at the same points. between() stands for the backbone of a micro-batch of a layer.
-void run_steps(
-    const Setting& setting, const std::vector<std::vector<std::vector<int>>>& steps,
+// at the same points. between() stands for the backbone of a micro-batch of a layer. Returns the
+// seconds of all steps.
+double run_lane_steps(
+    const LaneSetting& setting, const std::vector<std::vector<std::vector<int>>>& steps,
     const std::function<void()>& between = [] {}) {
-  const ModelConfig c = config();
+  const ModelConfig c = config_of_layers();
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
   const LocalRanks ranks = {setting.grid.n_ranks(), setting.patience, setting.loss};
+  double seconds = 0;
   run_local_ranks(ranks, [&](Group& group) {
     const ExpertOwners owners = even_owners(c, group.size());
     MultiplyingExperts mine(setting.pause);
@@ -119,6 +122,7 @@ void run_steps(
                            RowFormat::kF32, setting.mode, setting.micro_batches, setting.patience});
     const int replica = setting.grid.replica_of(group.rank()), n = setting.micro_batches;
     EXPECT_EQ(pool.micro_batches({}, false), n);
+    const auto start = Clock::now();
     for (size_t step = 0; step < steps.size(); ++step) {
       std::vector<ReplicaTokens> tokens;
       std::vector<Batch> batches;
@@ -126,29 +130,32 @@ void run_steps(
         tokens.emplace_back(c, steps[step][r], static_cast<unsigned>(step * 10 + r));
       for (const ReplicaTokens& of : tokens) batches.push_back(of.batch());
       ReplicaTokens& own = tokens[replica];
+      const int64_t n_own = std::ssize(own.numbers);
       const MicroBatchCuts cuts = micro_batch_cuts(own.batch(), n);
+      std::vector<std::vector<float>> y(kLayers + 1, std::vector<float>(own.x.size(), 1.f));
+      const auto add = [&](int i, int layer) {
+        const TensorView all = {y[layer].data(), n_own, own.dim, own.dim};
+        pool.add_to(i, all.rows_from(cuts[i], cuts[i + 1] - cuts[i]));
+      };
       pool.begin_step(batches, n);
       for (int layer = 1; layer <= kLayers; ++layer) {
-        std::vector<float> y(own.x.size(), 1.f);
         for (int i = 0; i < n; ++i) {
+          if (layer > 1) add(i, layer - 1);
           between();
-          const Ticket ticket = pool.submit(own.experts(layer, i, cuts[i], cuts[i + 1] - cuts[i]));
-          EXPECT_EQ(ticket, i);
-          EXPECT_EQ(pool.waits(ticket), n > 1);
+          EXPECT_EQ(pool.submit(own.experts(layer, i, cuts[i], cuts[i + 1] - cuts[i])), i);
+          EXPECT_EQ(pool.waits(i), n > 1);
         }
         for (int i = 0; i < n; ++i) EXPECT_EQ(pool.serve(i), n > 1);
-        for (int i = 0; i < n; ++i)
-          pool.add_to(i, TensorView{y.data(), std::ssize(own.numbers), own.dim, own.dim}.rows_from(
-                             cuts[i], cuts[i + 1] - cuts[i]));
-        // The ranks of a replica have the sums of a part of its tokens each.
-        const Slice part = setting.grid.tokens_of(group.rank(), std::ssize(own.numbers));
-        if (setting.grid.tp == 1 && part.n > 0) {
-          const std::vector<float> want = own.sums();
-          expect_close(y, want, 1e-5 * largest(want));
-        }
       }
+      for (int i = 0; i < n; ++i) add(i, kLayers);
+      EXPECT_GE(pool.seconds_waited(), n == 1 ? kLayers * 2 * setting.delay.count() * 1e-6 : 0);
+      const std::vector<float> want = own.sums();
+      for (int layer = 1; layer <= kLayers && n_own > 0; ++layer)
+        expect_close(y[layer], want, 1e-5 * largest(want));
     }
+    if (group.rank() == 0) seconds = seconds_since(start);
   });
+  return seconds;
 }
 
 const std::vector<std::vector<std::vector<int>>> kSteps = {
@@ -164,7 +171,7 @@ TEST(ExchangedExperts, AddTheSameSumsInMicroBatches) {
     for (const int n_ranks : {2, 3, 4})
       for (const int n : {1, 2, 4}) {
         SCOPED_TRACE(fmt::format("{}, {} ranks, {} micro-batches", name_of(mode), n_ranks, n));
-        run_steps({{.n_replicas = n_ranks}, mode, n}, kSteps);
+        run_lane_steps({{.n_replicas = n_ranks}, mode, n}, kSteps);
       }
 }
 
@@ -178,12 +185,12 @@ TEST(ExchangedExperts, ALostRankIsNamed) {
         SCOPED_TRACE(fmt::format("{}, call {}, {}", name_of(mode), call, stops));
         const auto begin = Clock::now();
         try {
-          run_steps({.grid = {.n_replicas = 3},
-                     .mode = mode,
-                     .micro_batches = 2,
-                     .patience = patience,
-                     .loss = loss},
-                    kSteps);
+          run_lane_steps({.grid = {.n_replicas = 3},
+                          .mode = mode,
+                          .micro_batches = 2,
+                          .patience = patience,
+                          .loss = loss},
+                         kSteps);
           // Windows need few calls of a group, and none once they are there.
           EXPECT_EQ(mode, ExchangeMode::kLowLatency) << "the call is never made";
         } catch (const GroupError& error) {
@@ -194,25 +201,20 @@ TEST(ExchangedExperts, ALostRankIsNamed) {
 }
 
 double seconds_with(int micro_batches, std::chrono::microseconds delay) {
-  using std::chrono::milliseconds;
   const std::vector<std::vector<int>> step(2, std::vector<int>(8, 1));
-  const milliseconds pause(8 / micro_batches);
-  double seconds = 0;
-  const Setting setting = {{.n_replicas = 2}, ExchangeMode::kGather, micro_batches, pause, delay};
-  const auto start = Clock::now();
-  run_steps(setting, {step, step, step, step}, [&] { std::this_thread::sleep_for(pause); });
-  seconds = seconds_since(start);
-  return seconds;
+  const std::chrono::milliseconds pause(8 / micro_batches);
+  return run_lane_steps({{.n_replicas = 2}, ExchangeMode::kGather, micro_batches, pause, delay},
+                        {step, step, step}, [&] { std::this_thread::sleep_for(pause); });
 }
 
 // Both parts of a layer take 8 ms and each of two hops as well; all of it sleeps. Two micro-batches
-// hide half of the hops, four all of them.
+// take 24 ms a layer for 32 ms, four take 20 ms.
 TEST(ExchangedExperts, RowsTravelWhileOthersAreComputed) {
   const std::chrono::milliseconds delay(8);
   const double one = seconds_with(1, delay), two = seconds_with(2, delay),
                four = seconds_with(4, delay);
-  EXPECT_GT(one / two, 1.25);
-  EXPECT_GT(one / four, 1.4);
+  EXPECT_GT(one / two, 1.2);
+  EXPECT_GT(one / four, 1.35);
 }
 
 }  // namespace
