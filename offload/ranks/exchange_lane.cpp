@@ -13,12 +13,18 @@ ExchangeLane::ExchangeLane(Group& group, const Limits& limits, Patience patience
       patience_(patience),
       sums_(int64_t{limits.n_ranks} * limits.max_tokens * limits.dim * 4),
       returned_(travels_apart ? int64_t{limits.max_tokens} * limits.dim * 4 : 0),
-      dispatch_([this] { here_ = current_->dispatch(mine_); }),
+      dispatch_([this] {
+        const double began = now();
+        here_ = current_->dispatch(mine_);
+        last_travel_ = {began, now()};
+      }),
       combine_([this] {
         const TensorView sums = {sums_.data(), here_.x.rows, limits_.dim, limits_.dim};
         const TensorView y = {returned_.data(), mine_.x.rows, limits_.dim, limits_.dim};
+        const double began = now();
         std::fill_n(reinterpret_cast<float*>(returned_.data()), y.rows * y.cols, 0.f);
         current_->combine(sums, y);
+        last_travel_ = {began, now()};
       }),
       thread_(travels_apart ? std::make_unique<BackgroundThread>() : nullptr) {}
 
@@ -57,9 +63,10 @@ void ExchangeLane::send_back() {
 
 void ExchangeLane::add_to(TensorView y) {
   if (!apart_) {
-    const auto begin = Clock::now();
+    const double began = now();
     current_->combine({sums_.data(), here_.x.rows, limits_.dim, limits_.dim}, y);
-    seconds_waited_ += seconds_since(begin);
+    last_travel_ = {began, now()};
+    seconds_waited_ += last_travel_.ended - began;
     return;
   }
   wait();
@@ -67,6 +74,10 @@ void ExchangeLane::add_to(TensorView y) {
   const auto* sums = reinterpret_cast<const float*>(returned_.data());
   for (int64_t t = 0; t < y.rows; ++t, sums += y.cols)
     for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += sums[c];
+}
+
+double ExchangeLane::now() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
 void ExchangeLane::start(const std::function<void()>& call) {

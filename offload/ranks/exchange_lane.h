@@ -51,6 +51,12 @@ class ExchangeLane {
   // y += the sums of this rank's tokens.
   void add_to(TensorView y);
 
+  // When the rows or sums that came last left and arrived, in seconds on one clock.
+  struct Travel {
+    double began = 0, ended = 0;
+  };
+  const Travel& last_travel() const { return last_travel_; }
+  static double now();
   // Seconds since begin() in which the caller waited for other ranks.
   double seconds_waited() const { return seconds_waited_; }
 
@@ -65,6 +71,7 @@ class ExchangeLane {
   ExpertExchange* current_ = nullptr;  // of this step
   bool apart_ = false;
   double seconds_waited_ = 0;
+  Travel last_travel_;
 
   ExpertBatch mine_ = {}, here_ = {};
   Buffer sums_;      // [rows that a rank may compute, dim]

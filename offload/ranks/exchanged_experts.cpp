@@ -122,8 +122,10 @@ double ExchangedExperts::seconds_of(ExpertExchange& exchange, int n_tokens) {
 }
 
 void ExchangedExperts::begin_step(std::span<const Batch> replicas, int n_micro_batches) {
+  if (timeline_) timeline_->start_step(replicas[p_.grid.replica_of(p_.group.rank())].n());
   check(n_micro_batches <= std::ssize(lanes_), "micro-batches that have a lane");
   n_micro_batches_ = n_micro_batches;
+  left_ = ExchangeLane::now();
   for (int i = 0; i < n_micro_batches; ++i) {
     for (int rank = 0; rank < p_.grid.n_ranks(); ++rank) {
       const MicroBatchCuts cuts =
@@ -137,31 +139,55 @@ void ExchangedExperts::begin_step(std::span<const Batch> replicas, int n_micro_b
 // A lane whose rows do not travel apart computes its experts at once.
 Ticket ExchangedExperts::start(const ExpertBatch& batch) {
   const Ticket ticket = batch.micro_batch;
+  layers_[ticket] = batch.layer;
+  add_span("backbone", ticket, left_);
   const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), batch.x.rows);
   ExpertBatch own = batch;
   own.x = batch.x.rows_from(first, n);
   own.routing = {batch.routing.ids.rows_from(first, n), batch.routing.weights.rows_from(first, n)};
   ExchangeLane& lane = *lanes_[ticket];
   lane.send(own);
-  if (!lane.is_apart()) compute(lane);
+  if (!lane.is_apart()) compute(ticket);
+  left_ = ExchangeLane::now();
   return ticket;
 }
 
 bool ExchangedExperts::serve(Ticket ticket) {
-  ExchangeLane& lane = *lanes_[ticket];
-  if (lane.is_apart()) compute(lane);
-  return lane.is_apart();
+  if (!lanes_[ticket]->is_apart()) return false;
+  add_span("backbone", ticket, left_);
+  compute(ticket);
+  left_ = ExchangeLane::now();
+  return true;
 }
 
-void ExchangedExperts::compute(ExchangeLane& lane) {
+void ExchangedExperts::compute(Ticket ticket) {
+  ExchangeLane& lane = *lanes_[ticket];
   const auto [batch, sums] = lane.arrived();
+  add_travel("rows", ticket);
+  const double begin = ExchangeLane::now();
   if (sums.rows > 0) p_.mine.add_to(p_.mine.submit(batch), sums);
+  add_span("experts", ticket, begin);
   lane.send_back();
 }
 
 void ExchangedExperts::add_to(Ticket ticket, TensorView y) {
+  add_span("backbone", ticket, left_);
   const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), y.rows);
   lanes_[ticket]->add_to(y.rows_from(first, n));
+  add_travel("sums", ticket);
+  left_ = ExchangeLane::now();
+}
+
+void ExchangedExperts::add_span(const char* name, Ticket ticket, double begin) {
+  if (timeline_)
+    timeline_->add(
+        {name, Timeline::Track::kCpu, layers_[ticket], ticket, begin, ExchangeLane::now()});
+}
+
+void ExchangedExperts::add_travel(const char* name, Ticket ticket) {
+  const auto& [began, ended] = lanes_[ticket]->last_travel();
+  if (timeline_)
+    timeline_->add({name, Timeline::Track::kNetwork, layers_[ticket], ticket, began, ended});
 }
 
 double ExchangedExperts::seconds_waited() const {

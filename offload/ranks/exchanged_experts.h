@@ -1,6 +1,7 @@
 // The pool of a rank whose replica of the backbone has tokens of its own: rows go to the ranks that
 // have their experts, and sums come back (expert_exchange.h).
 #pragma once
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "model/backbone_share.h"
 #include "model/config.h"
 #include "offload/ranks/exchange_lane.h"
+#include "offload/timeline.h"
 
 namespace tandem {
 
@@ -46,6 +48,9 @@ class ExchangedExperts final : public ExpertPool {
   void begin_step(std::span<const Batch> replicas, int n_micro_batches) override;
   int micro_batches(std::span<const Batch>, bool) const override { return p_.micro_batches; }
   double seconds_waited() const override;
+  // Starts recording when this rank computes and when its rows travel. The timeline outlives the
+  // object.
+  void record(Timeline& timeline) { timeline_ = &timeline; }
 
  private:
   static constexpr int kDecodeTokens = 64;  // of a rank in a step that counts as decode
@@ -53,13 +58,18 @@ class ExchangedExperts final : public ExpertPool {
   ExchangeWay way_for(Group& group, int max_tokens, std::optional<ExchangeMode> mode);
   double seconds_of(ExpertExchange& exchange, int n_tokens);
   Ticket start(const ExpertBatch& batch) override;
-  void compute(ExchangeLane& lane);
+  void compute(Ticket ticket);
+  void add_span(const char* name, Ticket ticket, double begin);
+  void add_travel(const char* name, Ticket ticket);
 
   const ExchangedParts p_;
   std::vector<std::unique_ptr<Group>> groups_;        // of the lanes; none: there is one lane
   std::vector<std::unique_ptr<ExchangeLane>> lanes_;  // by micro-batch
   std::vector<int64_t> n_tokens_;                     // [ranks] that each sends
   int n_micro_batches_ = 0;                           // of the step
+  Timeline* timeline_ = nullptr;
+  std::array<int, kMaxTickets> layers_ = {};  // of the tickets
+  double left_ = 0;                           // when the backbone was called last
 };
 
 }  // namespace tandem

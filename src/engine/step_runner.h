@@ -25,10 +25,12 @@ class StepRunner {
   // follows it. Throws RunError when a device was lost.
   void forward(std::span<const Batch> replicas, KvCache& cache);
   void forward(const Batch& only, KvCache& cache) { forward(std::span(&only, 1), cache); }
-  // The same as forward() on rank 0, which has divided the step into so many micro-batches.
-  void obey_forward(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
   // The same, and copies the logits [n_logits, vocab] to the host.
   void forward(const Batch& only, KvCache& cache, TensorView logits);
+  // The same as forward() on rank 0, which has divided the step into so many micro-batches.
+  void obey_forward(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
+  // Of the last step: how long this rank waited for rows of other ranks.
+  double seconds_waited() const { return parts_.experts.seconds_waited(); }
   // After forward(): computes layer `module` for multi-token prediction, for a step whose token i
   // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
   // tokens after logit_rows. Throws RunError as forward() does.

@@ -244,9 +244,12 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           decision.parts.grid.n_replicas);
   const bool dispatches =
       options.dispatch != ExpertDispatch::kAuto && options.dispatch != ExpertDispatch::kAllReduce;
-  require_exchanged_rows(options, options.ranks.group && (divides_rows || dispatches));
+  const bool exchanges_rows = options.ranks.group && (divides_rows || dispatches);
+  require_exchanged_rows(options, exchanges_rows);
   require_routing_of_one_replica(options, decision);
-  require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
+  require(!options.record_timeline || exchanges_rows,
+          "--timeline shows GPU and CPU side by side, or CPU and network of ranks that exchange "
+          "rows (--dp): use --device cuda");
   ExecutedParts& parts = decision.parts;
   parts.kv_type = cache_type_for(subject.kernels);
   require(!options.kv || *options.kv == parts.kv_type,

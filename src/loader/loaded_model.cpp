@@ -350,6 +350,10 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   set_owners(options, decision);
   if (exchanges_rows(options, grid)) {
     exchanged_experts_ = exchanged_experts(options, decision);
+    if (options.record_timeline) {
+      timeline_ = std::make_unique<Timeline>();
+      exchanged_experts_->record(*timeline_);
+    }
     return *exchanged_experts_;
   }
   rank_experts_ = std::make_unique<RankExperts>(*owners_, grid.in_stage(group.rank()), *experts_);
