@@ -76,6 +76,13 @@ void ExchangeLane::add_to(TensorView y) {
     for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += sums[c];
 }
 
+void ExchangeLane::settle() noexcept {
+  try {
+    if (thread_) thread_->wait();
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the step has failed, and its first error counts
+  }
+}
+
 double ExchangeLane::now() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }

@@ -50,6 +50,8 @@ class ExchangeLane {
   void send_back();
   // y += the sums of this rank's tokens.
   void add_to(TensorView y);
+  // Returns when the lane's thread uses none of the step's memory any more, also after an error.
+  void settle() noexcept;
 
   // When the rows or sums that came last left and arrived, in seconds on one clock.
   struct Travel {

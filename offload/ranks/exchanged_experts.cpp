@@ -136,6 +136,17 @@ void ExchangedExperts::begin_step(std::span<const Batch> replicas, int n_micro_b
   }
 }
 
+// An error leaves the step, whose memory may then be freed: no other lane uses it any more.
+template <class Call>
+void ExchangedExperts::or_settled(const Call& call) {
+  try {
+    call();
+  } catch (...) {
+    for (const auto& lane : lanes_) lane->settle();
+    throw;
+  }
+}
+
 // A lane whose rows do not travel apart computes its experts at once.
 Ticket ExchangedExperts::start(const ExpertBatch& batch) {
   const Ticket ticket = batch.micro_batch;
@@ -146,8 +157,10 @@ Ticket ExchangedExperts::start(const ExpertBatch& batch) {
   own.x = batch.x.rows_from(first, n);
   own.routing = {batch.routing.ids.rows_from(first, n), batch.routing.weights.rows_from(first, n)};
   ExchangeLane& lane = *lanes_[ticket];
-  lane.send(own);
-  if (!lane.is_apart()) compute(ticket);
+  or_settled([&] {
+    lane.send(own);
+    if (!lane.is_apart()) compute(ticket);
+  });
   left_ = ExchangeLane::now();
   return ticket;
 }
@@ -155,7 +168,7 @@ Ticket ExchangedExperts::start(const ExpertBatch& batch) {
 bool ExchangedExperts::serve(Ticket ticket) {
   if (!lanes_[ticket]->is_apart()) return false;
   add_span("backbone", ticket, left_);
-  compute(ticket);
+  or_settled([&] { compute(ticket); });
   left_ = ExchangeLane::now();
   return true;
 }
@@ -173,7 +186,7 @@ void ExchangedExperts::compute(Ticket ticket) {
 void ExchangedExperts::add_to(Ticket ticket, TensorView y) {
   add_span("backbone", ticket, left_);
   const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), y.rows);
-  lanes_[ticket]->add_to(y.rows_from(first, n));
+  or_settled([&] { lanes_[ticket]->add_to(y.rows_from(first, n)); });
   add_travel("sums", ticket);
   left_ = ExchangeLane::now();
 }

@@ -59,6 +59,8 @@ class ExchangedExperts final : public ExpertPool {
   double seconds_of(ExpertExchange& exchange, int n_tokens);
   Ticket start(const ExpertBatch& batch) override;
   void compute(Ticket ticket);
+  template <class Call>
+  void or_settled(const Call& call);
   void add_span(const char* name, Ticket ticket, double begin);
   void add_travel(const char* name, Ticket ticket);
 

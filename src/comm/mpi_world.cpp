@@ -201,6 +201,7 @@ void MpiGroup::finish(const char* call) {
   for (Message& message : messages_) {
     MpiStatus status;
     const auto done = [&] {
+      world_->throw_if_failed();  // another thread's call may have
       int flag = 0;
       const int error = world_->call(world_->mpi.test, &message.request, &flag, &status);
       if (error != 0)
@@ -227,6 +228,7 @@ void MpiGroup::wait_for_rank(int rank, const std::function<bool()>& done) {
     if (done()) return true;
     int flag = 0;
     MpiStatus status;
+    world_->throw_if_failed();
     if (++n_polls > 1000)
       world_->expect(
           world_->call(world_->mpi.iprobe, world_->rank, tag_, world_->mpi.world, &flag, &status));
