@@ -185,8 +185,8 @@ void ExchangedExperts::compute(Ticket ticket) {
 
 void ExchangedExperts::add_to(Ticket ticket, TensorView y) {
   add_span("backbone", ticket, left_);
-  const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), y.rows);
-  or_settled([&] { lanes_[ticket]->add_to(y.rows_from(first, n)); });
+  const Slice own = p_.grid.tokens_of(p_.group.rank(), y.rows);
+  or_settled([&] { lanes_[ticket]->add_to(y.rows_from(own.first, own.n)); });
   add_travel("sums", ticket);
   left_ = ExchangeLane::now();
 }
