@@ -119,10 +119,10 @@ class StepRunner {
   Pipeline pipeline_;
   MicroBatchDivider divider_;
   MicroBatchPolicy policy_;               // used where steps are announced
-  bool is_measured_ = false;              // whether the policy decided the step
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
   bool others_know_vocabulary_ = false;
   bool counts_experts_ = false;
+  bool is_measured_ = false;  // whether policy_ decided the step
   std::vector<std::byte> reply_;
   std::vector<int64_t> reply_bytes_;  // [ranks]
 };
