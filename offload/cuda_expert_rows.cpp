@@ -46,7 +46,7 @@ CudaExpertRows::Sorted CudaExpertRows::sort(const ExpertBatch& batch, int n_expe
   const auto tokens = static_cast<int>(batch.x.rows);
   Sorted rows = {.first_row = batch.first_row,
                  .first_pair = batch.first_row * ids.cols,
-                 .ticket = ticket_of(batch.first_row),
+                 .ticket = batch.micro_batch,
                  .weights = batch.routing.weights,
                  .x_fp8 = {},
                  .hidden_fp8 = {}};

@@ -68,7 +68,7 @@ std::vector<std::vector<int32_t>> CudaExperts::places(
 }
 
 Ticket CudaExperts::start(const ExpertBatch& batch) {
-  const Ticket ticket = ticket_of(batch.first_row);
+  const Ticket ticket = batch.micro_batch;
   Started& started = started_[ticket];
   started.batch = batch;
   const Layer& layer = layers_[batch.layer];

@@ -23,7 +23,7 @@ int64_t CudaGatheredExperts::bytes_for(const ModelConfig& config, BackboneGrid g
 }
 
 // All ranks send as many rows as the one with the most, so that the pieces are equal.
-void CudaGatheredExperts::begin_step(std::span<const Batch> replicas) {
+void CudaGatheredExperts::begin_step(std::span<const Batch> replicas, int) {
   p_.ranks.begin_work();
   n_of_rank_ = 0;
   for (int rank = 0; rank < p_.grid.n_ranks(); ++rank)

@@ -24,7 +24,7 @@ class CudaGatheredExperts final : public ExpertPool {
 
   bool waits(Ticket ticket) override { return p_.mine.waits(ticket); }
   void add_to(Ticket ticket, TensorView y) override;
-  void begin_step(std::span<const Batch> replicas) override;
+  void begin_step(std::span<const Batch> replicas, int n_micro_batches) override;
   void follow(LayerRange layers, const MicroBatches& step) override;
   void end_step(LayerRange layers, const MicroBatches& step) override;
 

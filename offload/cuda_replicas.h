@@ -26,9 +26,11 @@ class CudaReplicas final : public ExpertPool {
 
   bool waits(Ticket ticket) override { return p_.mine.waits(ticket); }
   void add_to(Ticket ticket, TensorView y) override { p_.mine.add_to(ticket, y); }
-  void begin_step(std::span<const Batch> replicas) override { p_.mine.begin_step(replicas); }
-  bool prefers_micro_batches(const Batch& step) const override {
-    return p_.mine.prefers_micro_batches(step);
+  void begin_step(std::span<const Batch> replicas, int n_micro_batches) override {
+    p_.mine.begin_step(replicas, n_micro_batches);
+  }
+  int micro_batches(std::span<const Batch> replicas, bool is_decode) const override {
+    return p_.mine.micro_batches(replicas, is_decode);
   }
   void follow(LayerRange layers, const MicroBatches& step) override {
     p_.mine.follow(layers, step);

@@ -37,7 +37,7 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
 // Hands the batch down and starts the GPU's own experts.
 Ticket HybridExperts::start(const ExpertBatch& batch) {
   require_not_failed();
-  const Ticket ticket = ticket_of(batch.first_row);
+  const Ticket ticket = batch.micro_batch;
   require_run(batches_[ticket].x.empty(), kFailed);  // left by an error
   batches_[ticket] = batch;
   const StepTrace::Layer& layer = layers_[batch.layer];
@@ -85,9 +85,13 @@ bool HybridExperts::cpu_computes(const ExpertBatch& batch) const {
   return layers_[batch.layer].on_cpu && !streams(batch.x.rows);
 }
 
-bool HybridExperts::prefers_micro_batches(const Batch& step) const {
-  return division_.micro_batches_from > 0 &&
-         std::ssize(step.sequences) >= division_.micro_batches_from && !streams(step.n());
+// Decode steps of one replica are divided, where each micro-batch has a sequence.
+int HybridExperts::micro_batches(std::span<const Batch> replicas, bool is_decode) const {
+  const auto n_sequences = std::ssize(replicas[0].sequences);
+  const bool divides = replicas.size() == 1 && is_decode && division_.micro_batches_from > 0 &&
+                       n_sequences >= std::max(2, division_.micro_batches_from) &&
+                       !streams(replicas[0].n());
+  return divides ? 2 : 1;
 }
 
 // The kernels that wait for the sum are enqueued before it is computed, so the GPU needs no further
@@ -154,7 +158,7 @@ void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
     for (int layer = layers.first; layer < layers.end; ++layer) {
       if (!layers_[layer].on_cpu) continue;
       for (const Batch& batch : step) {
-        serve(layer, rows_of(batch), ticket_of(batch.first_row()));
+        serve(layer, rows_of(batch), batch.micro_batch);
         --n_left;
       }
     }

@@ -64,7 +64,7 @@ class HybridExperts final : public ExpertPool {
   // does earlier work; in the other order where the GPU must not wait. Throws RunError when the GPU
   // has failed or takes too long; the GPU is released, and no later step is computed.
   void add_to(Ticket ticket, TensorView y) override;
-  bool prefers_micro_batches(const Batch& step) const override;
+  int micro_batches(std::span<const Batch> replicas, bool is_decode) const override;
   void follow(LayerRange layers, const MicroBatches& step) override;
   void end_step(LayerRange layers, const MicroBatches& step) override;
 

@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kTracks[] = {"GPU", "hand-off", "CPU"};
+constexpr const char* kTracks[] = {"GPU", "hand-off", "CPU", "network"};
 
 struct Sum {
   double seconds = 0;
@@ -36,7 +36,7 @@ std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLay
   for (const Timeline::Span& s : timeline.spans())
     start = start == 0 ? s.begin : std::min(start, s.begin);
   Json events = Json::array();
-  for (int track = 0; track < 3; ++track)
+  for (int track = 0; track < static_cast<int>(std::size(kTracks)); ++track)
     events.push_back({{"name", "thread_name"},
                       {"ph", "M"},
                       {"pid", 0},

@@ -1,5 +1,6 @@
-// Records when GPU and CPU worked on what in hybrid steps, in memory of fixed size, and writes it
-// as JSON for a Chrome trace viewer (chrome://tracing, ui.perfetto.dev).
+// Records when GPU and CPU worked on what in hybrid steps, or CPU and network of a rank that
+// exchanges rows, in memory of fixed size, and writes it as JSON for a Chrome trace viewer
+// (chrome://tracing, ui.perfetto.dev).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,12 +12,12 @@ namespace tandem {
 
 class Timeline {
  public:
-  enum class Track : uint8_t { kGpu, kHandOff, kCpu };
+  enum class Track : uint8_t { kGpu, kHandOff, kCpu, kNetwork };
   struct Span {
     const char* name;  // name of the part, a string literal
     Track track;
     int layer;
-    int half;           // micro-batch, 0 in a step without two
+    int half;           // number of the micro-batch
     double begin, end;  // seconds on one clock
     int step = 0;
   };

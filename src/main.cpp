@@ -336,7 +336,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
   require(
       ranks.alone() || runs_on_ranks(command, o),
-      "only run, chat, serve, eval, logits and bench comm run on several ranks: start {} without "
+      "only run, chat, serve, eval, logits, bench comm and bench overlap run on several ranks: start {} without "
       "the launcher",
       app.get_subcommands().front()->get_name());
   if (const std::optional<int> status = start_ranks(o, ranks, argc, argv)) return *status;
@@ -352,7 +352,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   std::optional<BenchRanks> bench_ranks;
   if (o.model.ranks.group) {
     raw = ranks.raw_collectives();
-    bench_ranks.emplace(BenchRanks{*o.model.ranks.group, *raw});
+    bench_ranks.emplace(BenchRanks{*o.model.ranks.group, *raw, o.model.ranks});
     o.bench.ranks = &*bench_ranks;
   }
   return ranks.run_alike([&] { return command(o); });

@@ -233,7 +233,38 @@ TEST(BenchComm, AMachineFileGetsTheNetwork) {
   EXPECT_TRUE(says(error_of([&] { with_network("{}", "m.json", link, 2); }), "m.json"));
 }
 
+// The fields of a row, with steps that wait for a delayed network.
+TEST(BenchOverlap, MeasuresStepsInMicroBatches) {
+  run_local_ranks({2}, [](Group& group) {
+    GroupAsMpi mpi(group);
+    StepChannel steps(group, [](const GroupError&) {});
+    const BenchRanks ranks{group, mpi, {.group = &group, .steps = &steps}};
+    BenchOptions o{.tokens = {1, 12}, .seconds = 1e-3};
+    o.ranks = &ranks;
+    o.dispatch = ExpertDispatch::kAllToAll;
+    o.simulated_delay = std::chrono::duration<double>(1e-3);
+    std::vector<Json> rows;
+    const Benchmark benchmark = overlap_benchmark();
+    run_benchmark(benchmark, checked_input(benchmark, o),
+                  [&](const Json& row) { rows.push_back(row); });
+    ASSERT_EQ(rows.size(), 4u);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(rows[i]["step"], i < 2 ? "decode" : "prompt");
+      EXPECT_EQ(rows[i]["tokens"], i % 2 == 0 ? 1 : 12);
+      EXPECT_EQ(rows[i]["exchanges"], "prompts by all-to-all, decode by all-to-all");
+      EXPECT_GT(rows[i]["seconds_1"].get<double>(), 2 * 3 * 1e-3) << "hops of two layers";
+      EXPECT_DOUBLE_EQ(rows[i]["gain_1"].get<double>(), 1);
+      EXPECT_GT(rows[i]["seconds_4"].get<double>(), 2 * 3 * 1e-3) << "hops follow each other";
+      EXPECT_TRUE(i % 2 == 1 || rows[i]["micro_batches_auto"] == 1) << "one token";
+      EXPECT_NE(benchmark.text(rows[i]).find(i % 2 == 0 ? "|      1 |" : "|     12 |"),
+                std::string::npos);
+    }
+    EXPECT_NE(benchmark.header(rows[0]).find("1 ms a hop"), std::string::npos);
+  });
+}
+
 TEST(BenchComm, NeedsRanks) {
+  EXPECT_TRUE(says(error_of([] { checked_input(overlap_benchmark(), {}); }), "--ranks 2"));
   EXPECT_TRUE(says(error_of([] { checked_input(comm_benchmark(), {}); }), "--ranks 2"));
   run_local_ranks({2}, [](Group& group) {
     GroupAsMpi mpi(group);

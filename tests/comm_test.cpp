@@ -5,6 +5,7 @@
 
 #include "comm/agreement.h"
 #include "comm/alone.h"
+#include "comm/delayed.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
 #include "comm/local_ranks.h"
@@ -152,6 +153,62 @@ TEST(Comm, APatienceCanBeExtended) {
     group.set_patience({std::chrono::seconds(60)});
     if (group.rank() == 1) std::this_thread::sleep_for(3 * kShort.limit);
     group.barrier();
+  });
+}
+
+// CPU seconds of the calling thread.
+double cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+TEST(Comm, RanksMaySleepWhileTheyWait) {
+  run_local_ranks({2, {std::chrono::seconds(20), true}}, [](Group& group) {
+    check_group(group);
+    group.set_patience({std::chrono::seconds(20), true});
+    group.barrier();
+    const double before = cpu_seconds();
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+    group.barrier();
+    EXPECT_LT(cpu_seconds() - before, 0.03);
+  });
+}
+
+TEST(Comm, MessagesMayBeDelayed) {
+  using std::chrono::milliseconds;
+  run_local_ranks({3}, [](Group& group) {
+    check_group(*make_delayed(group, std::chrono::microseconds(20)));
+    const auto delayed = make_delayed(group, milliseconds(20));
+    delayed->set_patience({std::chrono::seconds(20), true});
+    const auto window = delayed->allocate_window(64);
+    const auto took = [&](milliseconds late, const auto& call) {
+      group.barrier();
+      if (group.rank() == 2) std::this_thread::sleep_for(late);
+      const auto begin = std::chrono::steady_clock::now();
+      const double before = cpu_seconds();
+      call();
+      EXPECT_LT(cpu_seconds() - before, 0.04) << "a delay computes nothing";
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    // A rank may leave the barrier before this one does.
+    EXPECT_GE(took(milliseconds(0), [&] { delayed->barrier(); }), 0.015);
+    const auto exchange = [&](uint64_t number) {
+      for (int r = 0; r < 3; ++r) window->signal(r, number);
+      for (int r = 0; r < 3; ++r) window->wait(r, number);
+    };
+    EXPECT_GE(took(milliseconds(0), [&] { exchange(1); }), 0.015);
+    // What arrived long ago is there at once.
+    const double late = took(milliseconds(60), [&] { exchange(2); });
+    if (group.rank() == 2)
+      EXPECT_LT(late, 0.02);
+    else
+      EXPECT_GE(late, 0.07);
+    const double late_call = took(milliseconds(60), [&] { delayed->barrier(); });
+    if (group.rank() == 2)
+      EXPECT_LT(late_call, 0.02);
+    else
+      EXPECT_GE(late_call, 0.07);
   });
 }
 

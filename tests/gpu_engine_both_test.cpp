@@ -102,7 +102,8 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
     SCOPED_TRACE(testing::Message() << family << ", micro-batches from " << micro_batches_from);
     OnBoth recorded(family, true, micro_batches_from), eager(family, false, micro_batches_from);
     const auto prefers = [&](std::span<const Sequence> of) {
-      return recorded.experts().prefers_micro_batches({{}, {}, of, {}});
+      const Batch step = {.tokens = {}, .positions = {}, .sequences = of, .logit_rows = {}};
+      return recorded.experts().micro_batches(std::span(&step, 1), true) == 2;
     };
     const std::array<Sequence, 2> two = {};
     EXPECT_EQ(prefers(two), micro_batches_from == 2);

@@ -53,7 +53,9 @@ class HybridSteps : public HybridHandOff {
 
   MicroBatches parts(int n) const {
     if (n == 1) return {{part(0, kTokens)}, 1};
-    return {{part(0, 4), part(4, 2)}, 2};
+    MicroBatches two = {{part(0, 4), part(4, 2)}, 2};
+    two.at[1].micro_batch = 1;
+    return two;
   }
   Batch part(int first, int n) const {
     return {std::span(ids_).subspan(first, n), {}, std::span(sequences_).subspan(first, n), {}};
@@ -67,17 +69,19 @@ class HybridSteps : public HybridHandOff {
                           cols, dtype}
             .rows_from(part.first_row(), part.n());
       };
-      tickets_[part.first_row() > 0] = hybrid_->submit(
-          {layer,
-           rows(x_gpu_, dim_, DType::kF32),
-           {rows(ids_gpu_, kActive, DType::kI32), rows(weights_gpu_, kActive, DType::kF32)},
-           part.first_row()});
+      tickets_[part.micro_batch] =
+          hybrid_->submit({.layer = layer,
+                           .x = rows(x_gpu_, dim_, DType::kF32),
+                           .routing = {rows(ids_gpu_, kActive, DType::kI32),
+                                       rows(weights_gpu_, kActive, DType::kF32)},
+                           .first_row = part.first_row(),
+                           .micro_batch = part.micro_batch});
       if (between_) between_();
-      return hybrid_->waits(tickets_[part.first_row() > 0]);
+      return hybrid_->waits(tickets_[part.micro_batch]);
     };
     const auto end = [&](const Batch& part) {
       const TensorView y = {const_cast<float*>(y_gpu_.data()), kTokens, dim_, dim_, DType::kF32};
-      hybrid_->add_to(tickets_[part.first_row() > 0], y.rows_from(part.first_row(), part.n()));
+      hybrid_->add_to(tickets_[part.micro_batch], y.rows_from(part.first_row(), part.n()));
     };
     // A micro-batch proceeds until it waits, then the other one does.
     const MicroBatches step = parts(n_parts);

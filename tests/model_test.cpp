@@ -221,8 +221,8 @@ class Elsewhere final : public ExpertPool {
     for (int64_t t = 0; t < y.rows; ++t)
       for (int i = 0; i < dim_; ++i) y.row<float>(t)[i] += sum.row<float>(t)[i];
   }
-  bool prefers_micro_batches(const Batch& step) const override {
-    return std::ssize(step.sequences) >= 3;
+  int micro_batches(std::span<const Batch> replicas, bool is_decode) const override {
+    return is_decode && std::ssize(replicas[0].sequences) >= 3 ? 2 : 1;
   }
 
   std::vector<Call> calls;
@@ -234,7 +234,7 @@ class Elsewhere final : public ExpertPool {
     const TensorView sum = sums_of(batch.first_row, batch.x.rows);
     std::fill_n(sum.row<float>(0), batch.x.rows * dim_, 0.f);
     experts_.add_to(experts_.submit(batch), sum);
-    const Ticket ticket = ticket_of(batch.first_row);
+    const Ticket ticket = batch.micro_batch;
     batches_[ticket] = batch;
     return ticket;
   }

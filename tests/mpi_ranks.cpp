@@ -1,6 +1,7 @@
 // A rank of mpi_test.py, which an MPI launcher starts several times.
 //     mpi_ranks groups            checks every call of a group
 //     mpi_ranks exchanges         checks every expert exchange
+//     mpi_ranks threads           makes calls of a group in each of several threads
 //     mpi_ranks long              sends long messages
 //     mpi_ranks fewer, more       makes calls of which rank 1's have fewer or more bytes
 //     mpi_ranks orders            makes calls of two groups in different orders
@@ -13,6 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <thread>
 
 #include "comm/mpi_world.h"
 #include "core/memory.h"
@@ -25,6 +27,28 @@ namespace {
 void check_exchanges(Group& group) {
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
   for (const ExchangeKind& kind : exchange_kinds()) check_exchange(group, kernels, kind, 300, 4);
+}
+
+// Threads whose ranks sleep or spin while they wait, beside the thread of the world.
+void check_threads(Group& group) {
+  constexpr int kThreads = 3;
+  std::vector<std::unique_ptr<Group>> groups;
+  for (int i = 0; i < kThreads; ++i) {
+    groups.push_back(group.split(0));
+    groups.back()->set_patience({std::chrono::seconds(20), i > 0});
+  }
+  const auto check = [](Group& g) {
+    for (int round = 0; round < 20; ++round) {
+      check_broadcast(g);
+      check_all_gather(g);
+      check_all_to_all(g);
+      check_sums(g);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (const auto& of_thread : groups) threads.emplace_back([&] { check(*of_thread); });
+  check(group);
+  for (std::thread& thread : threads) thread.join();
 }
 
 // More bytes than one message of MPI takes here, most of which are never written.
@@ -82,6 +106,7 @@ int run(std::string_view what, double seconds) {
   if (what == "groups") check_group(*group);
   if (what == "long") check_long_messages(*group);
   if (what == "exchanges") check_exchanges(*group);
+  if (what == "threads") check_threads(*group);
   if (what == "fewer") call_differently(*group, 7);
   if (what == "more") call_differently(*group, 9);
   if (what == "orders") call_in_two_orders(*group);

@@ -91,6 +91,9 @@ class Ranks(unittest.TestCase):
     def test_exchanges(self):
         self.check("exchanges", counts=(2, 4))
 
+    def test_several_threads_of_a_rank(self):
+        self.check("threads", counts=(2, 3))
+
     def test_long_messages(self):
         self.check("long", counts=(2,))
 

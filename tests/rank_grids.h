@@ -15,8 +15,10 @@ struct RankGrid {
   int dp, tp;
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
   int pp = 1;
+  int micro_batches = 0;
   std::string name() const {
-    return fmt::format("dp {}, tp {}, pp {}, {}", dp, tp, pp, name_of(dispatch));
+    return fmt::format("dp {}, tp {}, pp {}, {}, micro-batches {}", dp, tp, pp, name_of(dispatch),
+                       micro_batches);
   }
 };
 
@@ -29,6 +31,7 @@ inline void on_grid(const RankGrid& grid, ModelOptions options,
   options.tp = grid.tp;
   options.n_stages = grid.pp;
   options.dispatch = grid.dispatch;
+  options.micro_batches = grid.micro_batches;
   run_local_ranks({grid.dp * grid.tp * grid.pp}, [&](Group& group) {
     StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
     LoadedModel loaded(on_rank(options, group, &steps));

@@ -163,7 +163,7 @@ class OnRanks(unittest.TestCase):
         questions = [f"What is {17 * i % 89} + {29 * i % 97}?" for i in range(16)]
         expected = [json.loads(alone(["run", "--temp", "0", "-n", "80", "--json", "-p", question]).stdout)["text"]
                     for question in questions[:4]]
-        for launcher, options in ((LAUNCHERS[0], ["--dp", "3", "--ep-dispatch", "all-to-all"]), (LAUNCHERS[-1], ["--dp", "2", "--pp", "2"])):
+        for launcher, options in ((LAUNCHERS[0], ["--dp", "3", "--ep-dispatch", "all-to-all", "--micro-batches", "2"]), (LAUNCHERS[-1], ["--dp", "2", "--pp", "2"])):
             replicas = int(options[1])
             n = 3 if replicas == 3 else 4
             with self.subTest(launcher=launcher), tempfile.TemporaryDirectory() as folder:
@@ -215,7 +215,7 @@ class OnRanks(unittest.TestCase):
             return got
 
         dealt = [[expert % 2] for expert in range(16)]
-        for options in (("--ranks", "2"), ("--dp", "2")):
+        for options in (("--ranks", "2"), ("--dp", "2"), ("--dp", "2", "--micro-batches", "2")):
             got = uses(2, LAUNCHERS[0], *options)
             self.assertEqual([layer["ranks"] for layer in got["layers"]], [dealt, dealt])
             for layer in got["layers"]:
@@ -307,7 +307,7 @@ class OnRanks(unittest.TestCase):
                  ([(2, ["run", "--dense-products", "onednn", "-p", "x"])], "--dense-products onednn", "ranks may choose"),
                  ([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json"),
                  ([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx"),
-                 ([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits and bench comm"),
+                 ([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits, bench comm and bench overlap"),
                  ([(2, ["serve", "--port", "70000"])], "--port 70000"),
                  ([(2, ["serve", "--pp", "2", "--rebalance", "auto"])], "--rebalance", "a pipeline stage has one rank")]
         with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:  # launchers mostly wait
@@ -489,7 +489,28 @@ class StartedByItself(unittest.TestCase):
                 done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file), "--as-network", "--json"])
                 self.assertEqual((done.returncode, done.stderr.count("error:"), file.read_text()), (2, 1, "{}"), done.stderr)
         self.refused(None, bench, 2, "bench comm measures several ranks", "--ranks 2")
+        self.refused(None, ["bench", "overlap"], 2, "bench overlap measures several ranks", "--ranks 2")
         self.refused(LAUNCHERS[0], [*bench, "--ranks", "2", "--as-network"], 2, "--as-network")
+
+    def test_bench_overlap(self):
+        timeline = pathlib.Path(self.folder.name) / "timeline.json"
+        done = self.run_self(LAUNCHERS[0], ["bench", "overlap", "--ranks", "2", "--tokens", "8,24", "--seconds", "0.01",
+                                            "--simulate-delay", "2", "--timeline", str(timeline), "--json"])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([(row["step"], row["tokens"]) for row in rows],
+                         [("decode", 8), ("decode", 24), ("prompt", 8), ("prompt", 24)])
+        self.assertGreater(min(row["seconds_1"] for row in rows), 0.008)
+        events = [e for e in json.loads(timeline.read_text())["traceEvents"] if e["ph"] == "X" and e["args"]["step"] > 1]
+        self.assertEqual({(e["name"], e["args"]["step"], e["args"]["half"]) for e in events},
+                         {(name, step, half) for name in ("backbone", "experts", "rows", "sums")
+                          for step, half in ((2, 0), (3, 0), (3, 1))})
+
+    def test_micro_batches_are_of_ranks_that_exchange_rows(self):
+        self.refused(None, [*QUESTION, "--micro-batches", "2"], 2, "--micro-batches 2", "leave it out")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--micro-batches", "2"], 2, "--micro-batches 2", "leave it out")
+        self.refused(None, [*QUESTION, "--simulate-delay", "1"], 2, "--simulate-delay 1")
+        self.refused(None, [*QUESTION, "--micro-batches", "5"], 2, "--micro-batches 5")
 
     def test_a_server_finishes_its_answers_after_sigterm(self):
         for launcher in LAUNCHERS:

@@ -6,6 +6,8 @@
 #include <random>
 
 #include "core/clock.h"
+#include "core/memory.h"
+#include "model/micro_batches.h"
 #include "ops/router.h"
 
 namespace tandem {
@@ -37,36 +39,54 @@ class RandomTokens {
 }  // namespace
 
 ExchangedExperts::ExchangedExperts(const ExchangedParts& parts)
-    : p_(parts),
-      sums_(int64_t{parts.grid.most_tokens(parts.max_tokens)} * parts.config.dim * 4),
-      n_tokens_(parts.grid.n_ranks()) {
-  const int most = p_.grid.most_tokens(p_.max_tokens) / p_.grid.n_ranks();
-  prompts_ = way_for(most);
-  if (most > kDecodeTokens) decode_ = way_for(kDecodeTokens);
+    : p_(parts), n_tokens_(parts.grid.n_ranks()) {
+  const int n_lanes = p_.micro_batches == kMeasured ? kMaxMicroBatches : p_.micro_batches;
+  for (int i = 0; i < n_lanes; ++i) add_lane(i);
+}
+
+// The first lane, which takes whole steps too, decides the modes of all.
+void ExchangedExperts::add_lane(int number) {
+  const bool has_thread = p_.micro_batches != 1;
+  if (has_thread) groups_.push_back(p_.group.split(0));
+  Group& group = has_thread ? *groups_.back() : p_.group;
+  const int n_ranks = p_.grid.n_ranks();
+  const int most = p_.grid.most_tokens(most_tokens_of(number, p_.max_tokens)) / n_ranks;
+  const bool is_first = lanes_.empty();
+  auto lane = std::make_unique<ExchangeLane>(
+      group, ExchangeLane::Limits{n_ranks, most, kDecodeTokens, static_cast<int>(p_.config.dim)},
+      p_.patience, has_thread);
+  ExchangeWay decode;
+  ExchangeWay prompts = way_for(group, most, is_first ? p_.mode : lanes_[0]->prompts().mode);
+  if (most > kDecodeTokens)
+    decode = way_for(group, kDecodeTokens, is_first ? p_.mode : lanes_[0]->decode().mode);
+  lane->use(std::move(prompts), std::move(decode));
+  lanes_.push_back(std::move(lane));
 }
 
 std::string ExchangedExperts::modes() const {
-  const char* const prompts = name_of(prompts_.mode);
-  const char* const decode = decode_.exchange ? name_of(decode_.mode) : prompts;
+  const ExchangeLane& lane = *lanes_[0];
+  const char* const prompts = name_of(lane.prompts().mode);
+  const char* const decode = lane.decode().exchange ? name_of(lane.decode().mode) : prompts;
   return fmt::format("prompts by {}, decode by {}", prompts, decode);
 }
 
 // The mode that is asked for, or the fastest one of those that the ranks can use.
-ExchangedExperts::Way ExchangedExperts::way_for(int max_tokens) {
+ExchangeWay ExchangedExperts::way_for(Group& group, int max_tokens,
+                                      std::optional<ExchangeMode> mode) {
   const ExchangeShape shape{.dim = static_cast<int>(p_.config.dim),
                             .n_active = p_.config.router.n_active,
                             .max_tokens = max_tokens,
                             .there = p_.there};
-  const auto make = [&](ExchangeMode mode) {
-    return make_exchange(mode, p_.group, p_.owners, p_.kernels, shape);
+  const auto make = [&](ExchangeMode m) {
+    return make_exchange(m, group, p_.owners, p_.kernels, shape);
   };
-  if (p_.mode) return {*p_.mode, make(*p_.mode)};
-  Way best{};
+  if (mode) return {*mode, make(*mode)};
+  ExchangeWay best{};
   double best_seconds = 0;
-  for (const ExchangeMode mode : kExchangeModes) {
+  for (const ExchangeMode m : kExchangeModes) {
     std::unique_ptr<ExpertExchange> exchange;
     try {
-      exchange = make(mode);
+      exchange = make(m);
     } catch (const RunError&) {
       throw;
     } catch (const Error&) {  // on all ranks: they do not share memory
@@ -74,7 +94,7 @@ ExchangedExperts::Way ExchangedExperts::way_for(int max_tokens) {
     }
     const double seconds = seconds_of(*exchange, max_tokens);
     if (best.exchange && seconds >= best_seconds) continue;
-    best = {mode, std::move(exchange)};
+    best = {m, std::move(exchange)};
     best_seconds = seconds;
   }
   return best;
@@ -85,14 +105,14 @@ double ExchangedExperts::seconds_of(ExpertExchange& exchange, int n_tokens) {
   constexpr int kRounds = 5;
   RandomTokens tokens(p_.config, n_tokens, p_.group.rank());
   std::fill(n_tokens_.begin(), n_tokens_.end(), n_tokens);
-  std::fill_n(reinterpret_cast<float*>(sums_.data()), sums_.bytes() / 4, 0.f);
+  const Buffer sums(exchange.max_rows() * p_.config.dim * 4);  // zeros
   exchange.begin(n_tokens_);
   double least = 0;
   for (int round = 0; round <= kRounds; ++round) {
     p_.group.barrier();
     const auto start = Clock::now();
     const ExpertBatch batch = exchange.dispatch(tokens.batch());
-    exchange.combine({sums_.data(), batch.x.rows, p_.config.dim, p_.config.dim}, tokens.y());
+    exchange.combine({sums.data(), batch.x.rows, p_.config.dim, p_.config.dim}, tokens.y());
     const double seconds = seconds_since(start);
     if (round == 1 || (round > 1 && seconds < least)) least = seconds;  // round 0 touches memory
   }
@@ -101,34 +121,92 @@ double ExchangedExperts::seconds_of(ExpertExchange& exchange, int n_tokens) {
   return *std::max_element(of_ranks.begin(), of_ranks.end());
 }
 
-void ExchangedExperts::begin_step(std::span<const Batch> replicas) {
-  int64_t most = 0;
-  for (int rank = 0; rank < p_.grid.n_ranks(); ++rank) {
-    n_tokens_[rank] = p_.grid.tokens_of(rank, replicas[p_.grid.replica_of(rank)].n()).n;
-    most = std::max(most, n_tokens_[rank]);
+void ExchangedExperts::begin_step(std::span<const Batch> replicas, int n_micro_batches) {
+  if (timeline_) timeline_->start_step(replicas[p_.grid.replica_of(p_.group.rank())].n());
+  check(n_micro_batches <= std::ssize(lanes_), "micro-batches that have a lane");
+  n_micro_batches_ = n_micro_batches;
+  left_ = ExchangeLane::now();
+  for (int i = 0; i < n_micro_batches; ++i) {
+    for (int rank = 0; rank < p_.grid.n_ranks(); ++rank) {
+      const MicroBatchCuts cuts =
+          micro_batch_cuts(replicas[p_.grid.replica_of(rank)], n_micro_batches);
+      n_tokens_[rank] = p_.grid.tokens_of(rank, cuts[i + 1] - cuts[i]).n;
+    }
+    lanes_[i]->begin(n_tokens_, n_micro_batches > 1);
   }
-  current_ =
-      decode_.exchange && most <= kDecodeTokens ? decode_.exchange.get() : prompts_.exchange.get();
-  current_->begin(n_tokens_);
 }
 
+// An error leaves the step, whose memory may then be freed: no other lane uses it any more.
+template <class Call>
+void ExchangedExperts::or_settled(const Call& call) {
+  try {
+    call();
+  } catch (...) {
+    for (const auto& lane : lanes_) lane->settle();
+    throw;
+  }
+}
+
+// A lane whose rows do not travel apart computes its experts at once.
 Ticket ExchangedExperts::start(const ExpertBatch& batch) {
-  check(batch.first_row == 0, "ranks exchange the rows of one micro-batch");
+  const Ticket ticket = batch.micro_batch;
+  layers_[ticket] = batch.layer;
+  add_span("backbone", ticket, left_);
   const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), batch.x.rows);
   ExpertBatch own = batch;
   own.x = batch.x.rows_from(first, n);
   own.routing = {batch.routing.ids.rows_from(first, n), batch.routing.weights.rows_from(first, n)};
-  const ExpertBatch here = current_->dispatch(own);
-  n_rows_ = here.x.rows;
-  const TensorView sums = {sums_.data(), n_rows_, p_.config.dim, p_.config.dim};
-  std::fill_n(reinterpret_cast<float*>(sums_.data()), n_rows_ * p_.config.dim, 0.f);
-  if (n_rows_ > 0) p_.mine.add_to(p_.mine.submit(here), sums);
-  return 0;
+  ExchangeLane& lane = *lanes_[ticket];
+  or_settled([&] {
+    lane.send(own);
+    if (!lane.is_apart()) compute(ticket);
+  });
+  left_ = ExchangeLane::now();
+  return ticket;
 }
 
-void ExchangedExperts::add_to(Ticket, TensorView y) {
-  const auto [first, n] = p_.grid.tokens_of(p_.group.rank(), y.rows);
-  current_->combine({sums_.data(), n_rows_, p_.config.dim, p_.config.dim}, y.rows_from(first, n));
+bool ExchangedExperts::serve(Ticket ticket) {
+  if (!lanes_[ticket]->is_apart()) return false;
+  add_span("backbone", ticket, left_);
+  or_settled([&] { compute(ticket); });
+  left_ = ExchangeLane::now();
+  return true;
+}
+
+void ExchangedExperts::compute(Ticket ticket) {
+  ExchangeLane& lane = *lanes_[ticket];
+  const auto [batch, sums] = lane.arrived();
+  add_travel("rows", ticket);
+  const double begin = ExchangeLane::now();
+  if (sums.rows > 0) p_.mine.add_to(p_.mine.submit(batch), sums);
+  add_span("experts", ticket, begin);
+  lane.send_back();
+}
+
+void ExchangedExperts::add_to(Ticket ticket, TensorView y) {
+  add_span("backbone", ticket, left_);
+  const Slice own = p_.grid.tokens_of(p_.group.rank(), y.rows);
+  or_settled([&] { lanes_[ticket]->add_to(y.rows_from(own.first, own.n)); });
+  add_travel("sums", ticket);
+  left_ = ExchangeLane::now();
+}
+
+void ExchangedExperts::add_span(const char* name, Ticket ticket, double begin) {
+  if (timeline_)
+    timeline_->add(
+        {name, Timeline::Track::kCpu, layers_[ticket], ticket, begin, ExchangeLane::now()});
+}
+
+void ExchangedExperts::add_travel(const char* name, Ticket ticket) {
+  const auto& [began, ended] = lanes_[ticket]->last_travel();
+  if (timeline_)
+    timeline_->add({name, Timeline::Track::kNetwork, layers_[ticket], ticket, began, ended});
+}
+
+double ExchangedExperts::seconds_waited() const {
+  double sum = 0;
+  for (int i = 0; i < n_micro_batches_; ++i) sum += lanes_[i]->seconds_waited();
+  return sum;
 }
 
 }  // namespace tandem

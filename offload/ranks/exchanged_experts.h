@@ -1,14 +1,15 @@
 // The pool of a rank whose replica of the backbone has tokens of its own: rows go to the ranks that
 // have their experts, and sums come back (expert_exchange.h).
 #pragma once
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "core/memory.h"
 #include "model/backbone_share.h"
 #include "model/config.h"
-#include "offload/ranks/expert_exchange.h"
+#include "offload/ranks/exchange_lane.h"
+#include "offload/timeline.h"
 
 namespace tandem {
 
@@ -22,11 +23,17 @@ struct ExchangedParts {
   int max_tokens;                    // of a replica in a step
   RowFormat there;                   // in which rows travel; sums come back as floats
   std::optional<ExchangeMode> mode;  // nothing: for prompts and for decode what is faster here
+  int micro_batches = 1;             // of every step, or kMeasured
+  Patience patience = {};            // with a rank that is lost
 };
 
 // The same on all ranks, which make the same calls in the same order. The ranks of a replica, which
 // all have its tokens, send a part of them each and add the sums of these tokens only: the forward
 // pass adds up what its ranks have (Ops::all_reduce).
+//
+// In a step of several micro-batches each of them has a lane, whose rows travel while others are
+// computed. Lanes are independent of each other, and within a lane all ranks take turns: rows,
+// sums, rows of the next layer.
 class ExchangedExperts final : public ExpertPool {
  public:
   // References outlive the object. All ranks construct it together, and throw Error together where
@@ -35,25 +42,36 @@ class ExchangedExperts final : public ExpertPool {
   // "prompts by all-to-all, decode by gather"
   std::string modes() const;
 
+  bool waits(Ticket ticket) override { return lanes_[ticket]->is_apart(); }
+  bool serve(Ticket ticket) override;
   void add_to(Ticket ticket, TensorView y) override;
-  void begin_step(std::span<const Batch> replicas) override;
+  void begin_step(std::span<const Batch> replicas, int n_micro_batches) override;
+  int micro_batches(std::span<const Batch>, bool) const override { return p_.micro_batches; }
+  double seconds_waited() const override;
+  // Starts recording when this rank computes and when its rows travel. The timeline outlives the
+  // object.
+  void record(Timeline& timeline) { timeline_ = &timeline; }
 
  private:
-  struct Way {
-    ExchangeMode mode;
-    std::unique_ptr<ExpertExchange> exchange;
-  };
   static constexpr int kDecodeTokens = 64;  // of a rank in a step that counts as decode
-  Way way_for(int max_tokens);
+  void add_lane(int number);
+  ExchangeWay way_for(Group& group, int max_tokens, std::optional<ExchangeMode> mode);
   double seconds_of(ExpertExchange& exchange, int n_tokens);
   Ticket start(const ExpertBatch& batch) override;
+  void compute(Ticket ticket);
+  template <class Call>
+  void or_settled(const Call& call);
+  void add_span(const char* name, Ticket ticket, double begin);
+  void add_travel(const char* name, Ticket ticket);
 
   const ExchangedParts p_;
-  Buffer sums_;                        // [rows, dim]
-  Way prompts_, decode_;               // no exchange: the prompts' is used for decode too
-  ExpertExchange* current_ = nullptr;  // of this step
-  std::vector<int64_t> n_tokens_;      // [ranks] that each sends in this step
-  int64_t n_rows_ = 0;                 // that this rank computes of the layer
+  std::vector<std::unique_ptr<Group>> groups_;        // of the lanes; none: there is one lane
+  std::vector<std::unique_ptr<ExchangeLane>> lanes_;  // by micro-batch
+  std::vector<int64_t> n_tokens_;                     // [ranks] that each sends
+  int n_micro_batches_ = 0;                           // of the step
+  Timeline* timeline_ = nullptr;
+  std::array<int, kMaxTickets> layers_ = {};  // of the tickets
+  double left_ = 0;                           // when the backbone was called last
 };
 
 }  // namespace tandem

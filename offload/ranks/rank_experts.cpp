@@ -39,7 +39,7 @@ Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, in
 Ticket RankExperts::start(const ExpertBatch& batch) {
   const TensorView& all = batch.routing.ids;
   const auto n_active = static_cast<int>(all.cols);
-  std::vector<int32_t>& ids = ids_[ticket_of(batch.first_row)];
+  std::vector<int32_t>& ids = ids_[batch.micro_batch];
   ids.resize(all.rows * n_active);
   chooser_.begin(batch.layer, all);
   chooser_.own_ids(all, -1, rank_, ids.data());

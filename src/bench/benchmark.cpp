@@ -16,7 +16,7 @@ std::span<const Benchmark> all_benchmarks() {
       machine_benchmark(),  embed_benchmark(),     experts_benchmark(),  mlp_benchmark(),
       head_benchmark(),     attention_benchmark(), moe_benchmark(),      layer_benchmark(),
       generate_benchmark(), kernels_benchmark(),   products_benchmark(), hybrid_benchmark(),
-      comm_benchmark()};
+      comm_benchmark(),     overlap_benchmark()};
   return all;
 }
 

@@ -23,6 +23,7 @@ namespace tandem {
 struct BenchRanks {
   Group& group;
   RawCollectives& raw;
+  Ranks ranks = {};  // as models are loaded on them
 };
 
 // The command line of `tandem bench WHAT`.
@@ -48,15 +49,19 @@ struct BenchOptions {
   double memory_gb = 0;   // for weights; 0: a fraction of the free memory
   int n_threads = 0;      // 0: one per core
   bool json = false, csv = false;
-  std::string plot = {};              // SVG file; empty: none
-  std::string curves = {};            // machine: file of rows
-  int simulated_ranks = 0;            // of balanced routing; 0: the router chooses
-  std::string baseline = {};          // embed, mlp: "torch", or empty
-  std::string disk = {};              // machine: file or directory to read
-  std::vector<int64_t> bytes = {};    // comm: of a collective call; empty: from 1 KB to 64 MB
-  std::string out = {};               // comm: machine file to write; empty: none
-  bool as_network = false;            // comm: ranks of one host are taken for hosts
-  const BenchRanks* ranks = nullptr;  // null: one process alone
+  std::string plot = {};            // SVG file; empty: none
+  std::string curves = {};          // machine: file of rows
+  int simulated_ranks = 0;          // of balanced routing; 0: the router chooses
+  std::string baseline = {};        // embed, mlp: "torch", or empty
+  std::string disk = {};            // machine: file or directory to read
+  std::vector<int64_t> bytes = {};  // comm: of a collective call; empty: from 1 KB to 64 MB
+  std::string out = {};             // comm: machine file to write; empty: none
+  bool as_network = false;          // comm: ranks of one host are taken for hosts
+  std::string timeline = {};        // overlap: file; empty: none
+  std::string model = {};           // overlap: model directory; empty: the embedded model
+  ExpertDispatch dispatch = ExpertDispatch::kAuto;   // overlap: how rows travel
+  std::chrono::duration<double> simulated_delay{0};  // overlap: rows travel so much longer
+  const BenchRanks* ranks = nullptr;                 // null: one process alone
   MeasuringProgress progress = {};
   std::function<void(const std::string& line)> warn = [](const std::string&) {};
 };
@@ -87,7 +92,8 @@ enum class BenchFlag {
   kBaseline,
   kSimulateRouting,
   kBytes,
-  kNetwork
+  kNetwork,
+  kOverlap
 };
 
 // What a benchmark measures: the options, and what follows from them and from the machine.
@@ -179,5 +185,6 @@ Benchmark kernels_benchmark();
 Benchmark products_benchmark();
 Benchmark hybrid_benchmark();
 Benchmark comm_benchmark();
+Benchmark overlap_benchmark();
 
 }  // namespace tandem

@@ -106,19 +106,21 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
   add_number("--ep,--ep-size", model.ep, "ranks that divide the experts: all of them");
   add_number("--pp,--pp-size,--pipeline-parallel-size", model.n_stages,
              "pipeline stages, each with some of the layers");
-  std::vector<std::pair<std::string, ExpertDispatch>> choices;
-  for (const auto dispatch :
-       {ExpertDispatch::kAuto, ExpertDispatch::kAllReduce, ExpertDispatch::kGather,
-        ExpertDispatch::kAllToAll, ExpertDispatch::kLowLatency})
-    choices.emplace_back(name_of(dispatch), dispatch);
-  add_choice(command, "--ep-dispatch", model.dispatch, choices,
-             "how rows come to the ranks that have their experts; auto: the sums of all ranks are "
-             "added, or with --dp what is measured to be faster");
+  add_dispatch(command, model.dispatch);
   add_choice(command, "--replica-choice", model.replica_choice,
              {{name_of(ReplicaChoice::kNearest), ReplicaChoice::kNearest},
               {name_of(ReplicaChoice::kLeastLoaded), ReplicaChoice::kLeastLoaded}},
              "which rank computes a token's expert that several have: the nearest one, which "
              "depends on the token alone, or the one with the least work in the step");
+  add_choice(command, "--micro-batches", model.micro_batches,
+             {{"auto", 0}, {"1", 1}, {"2", 2}, {"3", 3}, {"4", 4}},
+             "parts of a step of CPU ranks, of which one computes while the rows of others travel; "
+             "auto: what is measured to be faster");
+  command
+      .add_flag_callback("--enable-microbatch",
+                         [&model] { model.micro_batches = 0; })  // LMDeploy's
+      ->group("");
+  add_simulated_delay(command, model.simulated_delay)->group("");
   for (const char* const name : {"--nnodes", "--node-rank"})
     command
         .add_option_function<int>(name,
@@ -129,6 +131,27 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
                                         name);
                                   })
         ->group("");
+}
+
+void add_dispatch(CLI::App& command, ExpertDispatch& value) {
+  std::vector<std::pair<std::string, ExpertDispatch>> choices;
+  for (const auto dispatch :
+       {ExpertDispatch::kAuto, ExpertDispatch::kAllReduce, ExpertDispatch::kGather,
+        ExpertDispatch::kAllToAll, ExpertDispatch::kLowLatency})
+    choices.emplace_back(name_of(dispatch), dispatch);
+  add_choice(command, "--ep-dispatch", value, choices,
+             "how rows come to the ranks that have their experts; auto: the sums of all ranks are "
+             "added, or with --dp what is measured to be faster");
+}
+
+CLI::Option* add_simulated_delay(CLI::App& command, std::chrono::duration<double>& value) {
+  return command.add_option_function<double>(
+      "--simulate-delay",
+      [&value](double ms) {
+        require(ms >= 0 && ms <= 1000, "--simulate-delay {:g}: must be between 0 and 1000", ms);
+        value = std::chrono::duration<double>(ms * 1e-3);
+      },
+      "ms that rows and sums of CPU ranks travel longer, to measure micro-batches on one host");
 }
 
 void add_activations(CLI::App& command, bool& fp8, const std::string& help) {

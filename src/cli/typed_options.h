@@ -48,6 +48,10 @@ void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens);
 void add_ranks(CLI::App& command, std::optional<int>& value);
 // --ranks, and how they divide a model: --dp, --tp, --ep, --pp, --ep-dispatch.
 void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& model);
+// How rows come to the ranks that have their experts, and how much longer they travel for a
+// measurement on one host.
+void add_dispatch(CLI::App& command, ExpertDispatch& value);
+CLI::Option* add_simulated_delay(CLI::App& command, std::chrono::duration<double>& value);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

@@ -24,6 +24,8 @@ struct GroupError : RunError {
 // lost all others have ended.
 struct Patience {
   std::chrono::duration<double> limit{20};
+  // The thread sleeps while it waits, so that others can compute on its core meanwhile.
+  bool sleeps = false;
 };
 
 using Bytes = std::span<std::byte>;
@@ -50,7 +52,8 @@ class Window {
   virtual void wait(int rank, uint64_t number) = 0;
 };
 
-// All ranks of a group make the same calls in the same order, one at a time and from one thread. A
+// All ranks of a group make the same calls in the same order, one at a time and from one thread.
+// Several threads of a rank may use groups of their own at the same time, once those are split. A
 // call returns when this rank's part is done. Memory is the host's. Every call throws GroupError
 // when a rank does not come within the patience, or when sizes that two ranks give differ.
 class Group {

@@ -1,6 +1,7 @@
 // What ranks that are threads (local_ranks.h) share beside their calls: which of them have ended,
 // whom each waits for, and the failure, which is the same for all.
 #pragma once
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <string>
@@ -29,18 +30,24 @@ class LocalWorld {
   class Copying {
    public:
     Copying(LocalWorld& world, int rank);
-    ~Copying() { copies_ = false; }
+    ~Copying() { --n_copies_; }
 
    private:
-    std::atomic<bool>& copies_;
+    std::atomic<int>& n_copies_;
   };
 
  private:
+  static constexpr int kThreads = 8;  // of a rank that wait for others at the same time
   struct alignas(64) Rank {
-    std::atomic<bool> ended{false}, copies{false};
-    std::atomic<int> waits_for{-1};
-    int64_t n_calls = 0;
+    std::atomic<bool> ended{false};
+    std::atomic<int> n_copies{0};  // threads that copy
+    std::array<std::atomic<int>, kThreads> waits_for;
+    std::atomic<int64_t> n_calls{0};
+    Rank() {
+      for (std::atomic<int>& w : waits_for) w = -1;
+    }
   };
+  static std::atomic<int>& claimed(Rank& rank, int other);
   int lost_rank(int waited_for) const;
 
   std::vector<Rank> ranks_;

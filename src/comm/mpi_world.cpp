@@ -1,11 +1,15 @@
 // Every call is made of messages between two ranks, with MPI's own matching and transport: so a
 // rank that does not come has a number, a message of another size than expected is seen, sizes have
 // no limit, and no call of MPI waits. MPI's collective calls are as fast and do none of this.
+// Threads of a rank make calls of MPI one at a time, under a lock that none of them holds while it
+// waits.
 #include "comm/mpi_world.h"
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <optional>
+#include <type_traits>
 
 #include "comm/copy.h"
 #include "comm/mpi_library.h"
@@ -25,18 +29,26 @@ constexpr std::chrono::duration<double> kMaxRollCall{2};
 struct MpiWorld {
   MpiWorld(const Launch& launch, Patience patience);
   ~MpiWorld();
+  // Calls a function of MPI, which returns an error, while no other thread does.
+  template <class... Args>
+  int call(int (*function)(Args...), std::type_identity_t<Args>... args) const {
+    const std::lock_guard lock(mutex);
+    return function(args...);
+  }
   // Throws when MPI reports an error.
   void expect(int error) {
     if (error != 0) fail(-1, mpi.error_text(error));
   }
   // No group is of use afterwards.
   [[noreturn]] void fail(int lost, const std::string& why) {
+    const std::lock_guard lock(mutex);
     if (!failure) failure.emplace(lost, why);
-    throw *failure;
+    throw GroupError(*failure);
   }
   // What has failed first is the reason of all later errors, whichever thread reports one.
   void throw_if_failed() const {
-    if (failure) throw *failure;
+    const std::lock_guard lock(mutex);
+    if (failure) throw GroupError(*failure);
   }
   [[noreturn]] void give_up(int waited_for, const char* call, Patience patience);
   // Tells all ranks a number and hears theirs; -1 of those who say none within the patience.
@@ -46,6 +58,8 @@ struct MpiWorld {
   const Patience leaving;
   int rank = 0, size = 0;
   int next_tag = kLeaving + 1;  // of a new group: no two groups of a rank have the same
+  mutable std::mutex mutex;     // of calls of MPI, and of `failure`
+  std::mutex roll_call;         // held by the thread that gives up
   std::optional<GroupError> failure = {};
 };
 
@@ -163,8 +177,8 @@ void MpiGroup::receive(int rank, std::byte* to, int64_t bytes) {
   do {
     const int n = static_cast<int>(std::min(bytes, kMaxMessage));
     Message& message = messages_.emplace_back(Message{rank, n, true, 0});
-    world_->expect(world_->mpi.irecv(to, n, world_->mpi.byte, world_rank(rank), tag_,
-                                     world_->mpi.world, &message.request));
+    world_->expect(world_->call(world_->mpi.irecv, to, n, world_->mpi.byte, world_rank(rank), tag_,
+                                world_->mpi.world, &message.request));
     to += n;
     bytes -= n;
   } while (bytes > 0);
@@ -175,8 +189,8 @@ void MpiGroup::send(int rank, const std::byte* from, int64_t bytes) {
   do {
     const int n = static_cast<int>(std::min(bytes, kMaxMessage));
     Message& message = messages_.emplace_back(Message{rank, n, false, 0});
-    world_->expect(world_->mpi.isend(from, n, world_->mpi.byte, world_rank(rank), tag_,
-                                     world_->mpi.world, &message.request));
+    world_->expect(world_->call(world_->mpi.isend, from, n, world_->mpi.byte, world_rank(rank),
+                                tag_, world_->mpi.world, &message.request));
     from += n;
     bytes -= n;
   } while (bytes > 0);
@@ -187,8 +201,9 @@ void MpiGroup::finish(const char* call) {
   for (Message& message : messages_) {
     MpiStatus status;
     const auto done = [&] {
+      world_->throw_if_failed();  // another thread's call may have
       int flag = 0;
-      const int error = world_->mpi.test(&message.request, &flag, &status);
+      const int error = world_->call(world_->mpi.test, &message.request, &flag, &status);
       if (error != 0)
         world_->fail(-1, fmt::format("{} with rank {}: {}", call, world_rank(message.rank),
                                      world_->mpi.error_text(error)));
@@ -196,7 +211,8 @@ void MpiGroup::finish(const char* call) {
     };
     if (!wait_for(done, patience_)) world_->give_up(world_rank(message.rank), call, patience_);
     int n = message.bytes;
-    if (message.arrives) world_->expect(world_->mpi.get_count(&status, world_->mpi.byte, &n));
+    if (message.arrives)
+      world_->expect(world_->call(world_->mpi.get_count, &status, world_->mpi.byte, &n));
     if (n != message.bytes)
       world_->fail(-1, fmt::format("{}: rank {} sent {} bytes where {} were expected: the calls of "
                                    "the ranks differ",
@@ -212,8 +228,10 @@ void MpiGroup::wait_for_rank(int rank, const std::function<bool()>& done) {
     if (done()) return true;
     int flag = 0;
     MpiStatus status;
+    world_->throw_if_failed();
     if (++n_polls > 1000)
-      world_->expect(world_->mpi.iprobe(world_->rank, tag_, world_->mpi.world, &flag, &status));
+      world_->expect(
+          world_->call(world_->mpi.iprobe, world_->rank, tag_, world_->mpi.world, &flag, &status));
     return false;
   };
   if (!wait_for(done_or_next, patience_)) world_->give_up(world_rank(rank), "a window", patience_);
@@ -247,13 +265,13 @@ std::vector<int> MpiWorld::hear_all(int tag, int mine, Patience patience) {
   for (int r = 0; r < size; ++r) {
     if (r == rank) continue;
     done[r] = done[size + r] = 0;
-    mpi.irecv(&heard[r], sizeof(int), mpi.byte, r, tag, mpi.world, &requests[r]);
-    mpi.isend(&mine, sizeof(int), mpi.byte, r, tag, mpi.world, &requests[size + r]);
+    call(mpi.irecv, &heard[r], int{sizeof(int)}, mpi.byte, r, tag, mpi.world, &requests[r]);
+    call(mpi.isend, &mine, int{sizeof(int)}, mpi.byte, r, tag, mpi.world, &requests[size + r]);
   }
   const auto all_done = [&] {
     MpiStatus status;
     for (size_t i = 0; i < done.size(); ++i)
-      if (!done[i]) mpi.test(&requests[i], &done[i], &status);
+      if (!done[i]) call(mpi.test, &requests[i], &done[i], &status);
     return std::count(done.begin(), done.end(), 0) == 0;
   };
   wait_for(all_done, patience);
@@ -261,8 +279,10 @@ std::vector<int> MpiWorld::hear_all(int tag, int mine, Patience patience) {
 }
 
 // All ranks that wait in vain say for whom. The lost rank is the one that says nothing, at the end
-// of the chain.
+// of the chain. The first thread that gives up asks for all threads of its rank.
 void MpiWorld::give_up(int waited_for, const char* call, Patience patience) {
+  const std::lock_guard asking(roll_call);
+  throw_if_failed();
   const std::chrono::duration<double> limit = std::min(patience.limit / 2, kMaxRollCall);
   const std::vector<int> waits_for = hear_all(kRollCall, waited_for, {limit});
   int lost = waited_for;

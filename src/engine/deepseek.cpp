@@ -30,6 +30,7 @@ Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, Pass
       const Ticket routed = route(layer, batch, s);
       feed_forward(w.ffn, s);  // the shared expert, beside the routed ones
       if (experts_.waits(routed)) co_await kOtherPass;
+      if (experts_.serve(routed)) co_await kOtherPass;
       experts_.add_to(routed, s.y);
     } else {
       feed_forward(w.ffn, s);
@@ -62,7 +63,11 @@ Ticket DeepSeek::route(int layer, const Batch& batch, const Scratch& s) {
   const TensorView uses = scratch_.uses.rows_from(layer, 1);
   ops_.route({s.h, w.router, w.router_bias, c_.router, s.scores, s.routing,
               counts_experts_ ? static_cast<uint32_t*>(uses.data) : nullptr});
-  return experts_.submit({layer, s.h, s.routing, batch.first_row()});
+  return experts_.submit({.layer = layer,
+                          .x = s.h,
+                          .routing = s.routing,
+                          .first_row = batch.first_row(),
+                          .micro_batch = batch.micro_batch});
 }
 
 // y = ffn(h); 0 if there is none here.

@@ -23,17 +23,21 @@ class PassMemory {
 
  private:
   static constexpr std::size_t kAlignment = alignof(std::max_align_t);
-  alignas(kAlignment) std::byte bytes_[8192];
+  alignas(kAlignment) std::byte bytes_[16384];
   std::size_t used_ = 0;
 };
 
 class Pass {
  public:
-  // Matches a coroutine Pass Model::layers(range, step, cache, memory).
+  // Matches a coroutine Pass Model::layers(range, step, cache, memory), and one without a cache.
   struct promise_type {
     template <class Model, class Range, class Step, class Cache>
     static void* operator new(std::size_t bytes, Model&, Range&, Step&, Cache&,
                               PassMemory& memory) {
+      return memory.take(bytes);
+    }
+    template <class Model, class Range, class Step>
+    static void* operator new(std::size_t bytes, Model&, Range&, Step&, PassMemory& memory) {
       return memory.take(bytes);
     }
     static void operator delete(void*, std::size_t) {}

@@ -128,7 +128,7 @@ bool StepChannel::obey(const StepMessage& message) {
   const auto& [runner, cache] = models_.at(order.model);
   switch (order.kind) {
     case StepOrder::Kind::kForward:
-      runner.forward(message.batches, cache);
+      runner.obey_forward(message.batches, cache, order.micro_batches);
       break;
     case StepOrder::Kind::kDraft:
       runner.draft(order.module, order.states, message.batches, cache);

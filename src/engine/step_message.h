@@ -42,6 +42,7 @@ struct StepOrder {
   int32_t module = 0;                               // of kDraft
   HiddenStates states = HiddenStates::kOfModel;     // of kDraft
   int32_t replica = 0, from_page = 0, to_page = 0;  // of kCopyPage
+  int32_t micro_batches = 1;                        // of kForward
 };
 
 struct StepMessage {

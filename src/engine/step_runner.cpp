@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <optional>
+
+#include "core/clock.h"
 
 namespace tandem {
 namespace {
@@ -50,25 +53,37 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
       grid_(grid),
       rank_(rank),
       pipeline_(grid, limits.max_tokens),
+      divider_(limits.max_tokens),
       move_status_(grid.n_ranks()),
       reply_bytes_(grid.n_ranks()) {}
 
 void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
-  const auto turn = announced({.order = {.kind = StepOrder::Kind::kForward}, .batches = replicas});
-  if (pipeline_.divides(replicas) && !is_decode(replicas[0])) {
-    for (const PipelinePiece& piece : pipeline_.pieces_of(replicas[0]))
-      forward_piece(std::span(&piece.batch, 1), cache, piece.first_logits);
-  } else {
-    forward_piece(replicas, cache, 0);
-  }
+  const int n = passes_in_pieces(replicas) ? 1 : micro_batches_of(replicas);
+  const auto turn = announced(
+      {.order = {.kind = StepOrder::Kind::kForward, .micro_batches = n}, .batches = replicas});
+  if (!is_measured_) return obey_forward(replicas, cache, n);
+  const auto start = Clock::now();
+  obey_forward(replicas, cache, n);
+  policy_.measured(measured_step(replicas), n, seconds_since(start),
+                   parts_.experts.seconds_waited());
+}
+
+void StepRunner::obey_forward(std::span<const Batch> replicas, KvCache& cache,
+                              int n_micro_batches) {
+  if (!passes_in_pieces(replicas)) return forward_piece(replicas, cache, 0, n_micro_batches);
+  for (const PipelinePiece& piece : pipeline_.pieces_of(replicas[0]))
+    forward_piece(std::span(&piece.batch, 1), cache, piece.first_logits, 1);
+}
+
+bool StepRunner::passes_in_pieces(std::span<const Batch> replicas) const {
+  return pipeline_.divides(replicas) && !is_decode(replicas[0]);
 }
 
 void StepRunner::forward_piece(std::span<const Batch> replicas, KvCache& cache,
-                               int64_t first_logits) {
-  const Batch& batch = begin_step(replicas);
-  const bool decodes = all_of(replicas, [&](const Batch& b) { return is_decode(b); });
-  const MicroBatches step = micro_batches_of(batch);
-  const Work work = {model_.main_layers(), 0, decodes, replicas, batch, step, cache};
+                               int64_t first_logits, int n_micro_batches) {
+  const Batch& batch = begin_step(replicas, n_micro_batches);
+  const MicroBatches step = divider_.divide(batch, n_micro_batches);
+  const Work work = {model_.main_layers(), 0, is_decode(replicas), replicas, batch, step, cache};
   const auto enqueue = [&] {
     model_.embed(batch);
     run(work);
@@ -88,7 +103,7 @@ void StepRunner::draft(int module, HiddenStates states, std::span<const Batch> r
   const auto turn =
       announced({.order = {.kind = StepOrder::Kind::kDraft, .module = module, .states = states},
                  .batches = replicas});
-  const Batch& batch = begin_step(replicas);
+  const Batch& batch = begin_step(replicas, 1);
   const MicroBatches step = {{batch}, 1};
   const Work work = {
       .layers = model_.mtp_layers(module),
@@ -108,11 +123,11 @@ void StepRunner::draft(int module, HiddenStates states, std::span<const Batch> r
 }
 
 // Returns what this rank computes.
-const Batch& StepRunner::begin_step(std::span<const Batch> replicas) {
+const Batch& StepRunner::begin_step(std::span<const Batch> replicas, int n_micro_batches) {
   check(std::ssize(replicas) == grid_.n_replicas, "a batch for each replica");
   const int n_tokens = most_tokens(replicas);
   check(n_tokens > 0 && n_tokens <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
-  parts_.experts.begin_step(replicas);
+  parts_.experts.begin_step(replicas, n_micro_batches);
   return replicas[grid_.replica_of(rank_)];
 }
 
@@ -268,7 +283,7 @@ ConstBytes StepRunner::own_expert_uses() {
 // experts for the others.
 void StepRunner::compute(const Work& work, const std::function<void()>& enqueue) {
   if (work.batch.n() == 0)
-    run_or_replay(work, [&] { compute_for_others(work.layers); });
+    run_or_replay(work, [&] { run(work); });
   else {
     parts_.ops.begin(work.batch);
     run_or_replay(work, enqueue);
@@ -278,7 +293,7 @@ void StepRunner::compute(const Work& work, const std::function<void()>& enqueue)
 }
 
 // Takes part in the layers' experts without tokens of its own.
-void StepRunner::compute_for_others(LayerRange layers) {
+Pass StepRunner::layers_for_others(LayerRange layers, int micro_batch, PassMemory&) {
   const ModelConfig& c = config();
   const int64_t n_active = c.router.n_active;
   const TensorView none = {nullptr, 0, c.dim, c.dim};
@@ -286,8 +301,10 @@ void StepRunner::compute_for_others(LayerRange layers) {
                            {nullptr, 0, n_active, n_active}};
   for (int layer = layers.first; layer < layers.end; ++layer) {
     if (!c.is_moe(layer)) continue;
-    const Ticket ticket = parts_.experts.submit({layer, none, nowhere});
-    parts_.experts.waits(ticket);
+    const Ticket ticket = parts_.experts.submit(
+        {.layer = layer, .x = none, .routing = nowhere, .micro_batch = micro_batch});
+    if (parts_.experts.waits(ticket)) co_await kOtherPass;
+    if (parts_.experts.serve(ticket)) co_await kOtherPass;
     parts_.experts.add_to(ticket, none);
   }
 }
@@ -313,33 +330,45 @@ bool StepRunner::is_decode(const Batch& step) const {
          (step.n() == std::ssize(step.sequences) || step.n() == std::ssize(step.logit_rows));
 }
 
-// A decode step is divided between the two sequences in the middle.
-MicroBatches StepRunner::micro_batches_of(const Batch& step) const {
-  const size_t n = step.sequences.size(), n_first = (n + 1) / 2;
-  if (n < 2 || !is_decode(step) || !parts_.experts.prefers_micro_batches(step)) return {{step}, 1};
-  const auto begin = static_cast<size_t>(step.sequences[n_first].first_token);
-  const auto part = [&](size_t first, size_t end, size_t first_sequence, size_t n_sequences) {
-    return Batch{step.tokens.subspan(first, end - first),
-                 step.positions.subspan(first, end - first),
-                 step.sequences.subspan(first_sequence, n_sequences), step.logit_rows};
-  };
-  return {{part(0, begin, 0, n_first), part(begin, step.tokens.size(), n_first, n - n_first)}, 2};
+bool StepRunner::is_decode(std::span<const Batch> replicas) const {
+  return all_of(replicas, [&](const Batch& b) { return is_decode(b); });
 }
 
-// Each pass runs until it waits for another device; then the other pass runs.
+// On rank 0, or where ranks make the same calls without a channel: those cannot decide by what only
+// one of them has measured.
+int StepRunner::micro_batches_of(std::span<const Batch> replicas) {
+  const int n = parts_.experts.micro_batches(replicas, is_decode(replicas));
+  is_measured_ = n == ExpertPool::kMeasured && channel_;
+  if (n != ExpertPool::kMeasured) return n;
+  return is_measured_ ? policy_.choose(measured_step(replicas)) : 1;
+}
+
+MicroBatchPolicy::Step StepRunner::measured_step(std::span<const Batch> replicas) const {
+  const auto largest = std::max_element(replicas.begin(), replicas.end(),
+                                        [](const auto& a, const auto& b) { return a.n() < b.n(); });
+  const MicroBatchCuts cuts = micro_batch_cuts(*largest, kMaxMicroBatches);
+  int n_filled = 0;
+  for (int i = 0; i < kMaxMicroBatches; ++i) n_filled += cuts[i] < cuts[i + 1];
+  return {largest->n(), is_decode(replicas), n_filled};
+}
+
+// Each pass runs until it waits for another device or rank; then the next pass runs.
 void StepRunner::run(const Work& work) {
   memory_.clear();
-  const auto pass = [&](int i) {
-    return model_.layers(work.layers, work.step.at[i], work.cache, memory_);
-  };
-  if (work.step.n == 1) {
-    for (Pass whole = pass(0); !whole.done();) whole.resume();
-    return;
+  std::array<std::optional<Pass>, kMaxMicroBatches> passes;
+  for (int i = 0; i < work.step.n; ++i) {
+    const Batch& batch = work.step.at[i];
+    passes[i].emplace(batch.n() > 0 ? model_.layers(work.layers, batch, work.cache, memory_)
+                                    : layers_for_others(work.layers, i, memory_));
   }
-  Pass first = pass(0), second = pass(1);
-  while (!first.done() || !second.done())
-    for (Pass* turn : {&first, &second})
-      if (!turn->done()) turn->resume();
+  for (bool any = true; any;) {
+    any = false;
+    for (std::optional<Pass>& pass : passes) {
+      if (!pass || pass->done()) continue;
+      pass->resume();
+      any = true;
+    }
+  }
 }
 
 }  // namespace tandem

@@ -1,13 +1,16 @@
 // Runs the forward pass of a step: directly, or recorded and replayed by the device; as one pass,
-// or as two micro-batches that alternate while experts are computed on another device.
+// or as micro-batches that alternate while experts are computed on another device, or rows travel
+// to other ranks.
 #pragma once
 #include <memory>
 
 #include "engine/deepseek.h"
 #include "engine/expert_mover.h"
 #include "engine/logits_reader.h"
+#include "engine/micro_batch_policy.h"
 #include "engine/pipeline.h"
 #include "engine/step_channel.h"
+#include "model/micro_batches.h"
 
 namespace tandem {
 
@@ -25,6 +28,10 @@ class StepRunner {
   void forward(const Batch& only, KvCache& cache) { forward(std::span(&only, 1), cache); }
   // The same, and copies the logits [n_logits, vocab] to the host.
   void forward(const Batch& only, KvCache& cache, TensorView logits);
+  // The same as forward() on rank 0, which has divided the step into so many micro-batches.
+  void obey_forward(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
+  // Of the last step: how long this rank waited for rows of other ranks.
+  double seconds_waited() const { return parts_.experts.seconds_waited(); }
   // After forward(): computes layer `module` for multi-token prediction, for a step whose token i
   // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
   // tokens after logit_rows. Throws RunError as forward() does.
@@ -93,18 +100,23 @@ class StepRunner {
     bool is_decode;  // the next token of each sequence, with drafts or without: such steps repeat
     std::span<const Batch> replicas;
     const Batch& batch;        // of this rank; empty: it has no tokens in the step
-    const MicroBatches& step;  // `batch` as it passes through the layers
+    const MicroBatches& step;  // `batch` as it passes through the layers; some may be empty
     KvCache& cache;
   };
   StepChannel::Turn announced(StepMessage message) const;
-  void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits);
-  const Batch& begin_step(std::span<const Batch> replicas);
-  void compute_for_others(LayerRange layers);
+  void forward_measured(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
+  void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits,
+                     int n_micro_batches);
+  const Batch& begin_step(std::span<const Batch> replicas, int n_micro_batches);
+  Pass layers_for_others(LayerRange layers, int micro_batch, PassMemory& memory);
   void run_or_replay(const Work& work, const std::function<void()>& enqueue);
   int64_t bytes_of(const LogitsWanted& wanted) const;
   bool is_counter(int rank) const { return grid_.part_of(rank) == 0; }
   bool is_decode(const Batch& step) const;
-  MicroBatches micro_batches_of(const Batch& step) const;
+  bool is_decode(std::span<const Batch> replicas) const;
+  bool passes_in_pieces(std::span<const Batch> replicas) const;
+  int micro_batches_of(std::span<const Batch> replicas);
+  MicroBatchPolicy::Step measured_step(std::span<const Batch> replicas) const;
   void compute(const Work& work, const std::function<void()>& enqueue);
   void run(const Work& work);
 
@@ -117,9 +129,12 @@ class StepRunner {
   const BackboneGrid grid_;
   const int rank_;
   Pipeline pipeline_;
+  MicroBatchDivider divider_;
+  MicroBatchPolicy policy_;               // used where steps are announced
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
   bool others_know_vocabulary_ = false;
   bool counts_experts_ = false;
+  bool is_measured_ = false;  // whether policy_ decided the step
   ExpertMover* mover_ = nullptr;
   std::vector<MoveStatus> move_status_;  // [ranks]
   std::vector<std::byte> reply_;

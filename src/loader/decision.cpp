@@ -215,6 +215,17 @@ void require_routing_of_one_replica(const ModelOptions& options, const Decision&
           "stage has its own layers only: record with one of each");
 }
 
+// CPUs of ranks that exchange rows divide steps as the user says. A GPU and its CPU do as placed.
+void require_exchanged_rows(const ModelOptions& options, bool exchanges_rows) {
+  require(options.micro_batches == 0 || exchanges_rows,
+          "--micro-batches {}: only CPUs of several ranks with replicas (--dp), or with gather, "
+          "all-to-all or low-latency as --ep-dispatch, exchange rows: leave it out",
+          options.micro_batches);
+  require(options.simulated_delay.count() == 0 || exchanges_rows,
+          "--simulate-delay {:g}: no rows travel between CPUs of several ranks: leave it out",
+          options.simulated_delay.count() * 1e3);
+}
+
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
                    const GpuShare& share, Decision& decision) {
   require(options.dense_products == DenseProducts::kTandem,
@@ -227,6 +238,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "--ep-dispatch {}: the GPUs of {} exchange rows by {}: leave it out, or use --device cpu",
           name_of(options.dispatch), has_replicas ? "several replicas" : "one replica",
           name_of(here));
+  require_exchanged_rows(options, false);
   require_routing_of_one_replica(options, decision);
   require(options.replica_choice == ReplicaChoice::kNearest,
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
@@ -250,8 +262,14 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
           "auto, gather, all-to-all or low-latency",
           decision.parts.grid.n_replicas);
+  const bool dispatches =
+      options.dispatch != ExpertDispatch::kAuto && options.dispatch != ExpertDispatch::kAllReduce;
+  const bool exchanges_rows = options.ranks.group && (divides_rows || dispatches);
+  require_exchanged_rows(options, exchanges_rows);
   require_routing_of_one_replica(options, decision);
-  require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
+  require(!options.record_timeline || exchanges_rows,
+          "--timeline shows GPU and CPU side by side, or CPU and network of ranks that exchange "
+          "rows (--dp): use --device cuda");
   ExecutedParts& parts = decision.parts;
   parts.kv_type = cache_type_for(subject.kernels);
   require(!options.kv || *options.kv == parts.kv_type,

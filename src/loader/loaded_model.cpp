@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "comm/agreement.h"
+#include "comm/delayed.h"
 #include "core/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
@@ -382,6 +383,10 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   set_owners(options, decision);
   if (exchanges_rows(options, grid)) {
     exchanged_experts_ = exchanged_experts(options, decision);
+    if (options.record_timeline) {
+      timeline_ = std::make_unique<Timeline>();
+      exchanged_experts_->record(*timeline_);
+    }
     return *exchanged_experts_;
   }
   rank_experts_ = std::make_unique<RankExperts>(*owners_, grid.in_stage(group.rank()), *experts_);
@@ -443,10 +448,13 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
     if (config_.is_moe(layer))
       takes_bf16 = takes_bf16 && types[layer] == cpu::ActivationType::kBF16;
   takes_bf16 = least_on_all(group, takes_bf16) > 0;
+  if (options.simulated_delay.count() > 0)
+    delayed_ = make_delayed(groups_.stage(), options.simulated_delay);
   auto experts = std::make_unique<ExchangedExperts>(
-      ExchangedParts{groups_.stage(), decision.parts.grid.of_stage(), *owners_, kernels_, config_,
-                     *experts_, decision.limits.max_tokens,
-                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32, mode_of(options.dispatch)});
+      ExchangedParts{delayed_ ? *delayed_ : groups_.stage(), decision.parts.grid.of_stage(),
+                     *owners_, kernels_, config_, *experts_, decision.limits.max_tokens,
+                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32, mode_of(options.dispatch),
+                     options.micro_batches > 0 ? options.micro_batches : ExpertPool::kMeasured});
   options.note("rows of experts: " + experts->modes());
   return experts;
 }

@@ -104,6 +104,7 @@ class LoadedModel {
   std::unique_ptr<ExpertMover> mover_;         // null: experts stay
   GridGroups groups_;
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
+  std::unique_ptr<Group> delayed_;             // null: rows travel as fast as they can
   std::unique_ptr<ExchangedExperts> exchanged_experts_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything

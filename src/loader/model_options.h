@@ -1,5 +1,6 @@
 // What a user decides about a model that is to be loaded, as types.
 #pragma once
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -82,6 +83,10 @@ struct ModelOptions {
   int ep = 0;          // ranks that divide the experts, which is all of a stage; 0: not said
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
   ReplicaChoice replica_choice = ReplicaChoice::kNearest;  // of an expert that several ranks have
+  // Of a step of CPU ranks that exchange rows; 0: what is measured to be faster.
+  int micro_batches = 0;
+  // Rows and sums arrive so much later, for benchmarks and tests on one host.
+  std::chrono::duration<double> simulated_delay{0};
   int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
   bool record_routing = false;
   bool count_experts = false;        // StepRunner::count_experts()

@@ -11,6 +11,7 @@ namespace tandem {
 
 constexpr int kMaxDraftTokens = 8;       // upper limit of draft tokens of a sequence per step
 constexpr int kMaxStepTokens = 1 << 16;  // upper limit of every option that sets tokens per step
+constexpr int kMaxMicroBatches = 4;      // of a step
 
 struct Sequence {
   int32_t first_token;                // index into Batch::tokens
@@ -26,6 +27,7 @@ struct Batch {
   std::span<const int32_t> logit_rows;  // rows of x that the sampler needs
   // [n] for multi-token prediction: rows of the step before whose hidden states these tokens follow
   std::span<const int32_t> hidden_rows = {};
+  int micro_batch = 0;  // its number among those of the step
   int n() const { return static_cast<int>(tokens.size()); }
   // Row of the step at which this batch begins; 0 unless it is a micro-batch.
   int first_row() const { return sequences.empty() ? 0 : sequences.front().first_token; }
@@ -36,15 +38,19 @@ struct LayerRange {
   int first, end;
 };
 
-// The micro-batches of a step: one, or two that pass through the layers alternately. Each has its
-// own tokens, positions and sequences; first_token still counts from the beginning of the step.
-// logit_rows stay with the step.
+// The micro-batches of a step: one, or several that pass through the layers alternately. Each has
+// its own tokens, positions and sequences; first_token still counts from the beginning of the step.
+// logit_rows stay with the step. On a rank of several some or all may be empty.
 struct MicroBatches {
-  std::array<Batch, 2> at;
+  std::array<Batch, kMaxMicroBatches> at;
   int n = 1;
   const Batch* begin() const { return at.data(); }
   const Batch* end() const { return at.data() + n; }
-  int n_tokens() const { return at[n - 1].first_row() + at[n - 1].n(); }
+  int n_tokens() const {
+    int sum = 0;
+    for (const Batch& batch : *this) sum += batch.n();
+    return sum;
+  }
 };
 
 // The experts chosen for each token, with their weights.

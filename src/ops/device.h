@@ -8,6 +8,7 @@
 
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "model/batch.h"
 
 namespace tandem {
 
@@ -40,7 +41,7 @@ struct RecordKey {
   const void *activations, *cache;
   int first_layer, variant;  // of layers, and of their operations
   int n_logits;
-  std::array<Part, 2> parts = {};
+  std::array<Part, kMaxMicroBatches> parts = {};
   int n_tokens = 0;          // of the step, or of the replica with the most
   uint64_t of_replicas = 0;  // what all replicas compute, as a checksum; 0: there is one
   // The comparison of clang 14 uses a literal zero.

@@ -14,12 +14,12 @@ struct ExpertBatch {
   Routing routing;    // experts with a negative id are skipped
   int first_row = 0;  // row of the step where x starts
   const float* x_scales = nullptr;
+  int micro_batch = 0;  // its number, which is the ticket
 };
 
 // Work that was submitted and not yet added, identified by its micro-batch; below
 // ExpertPool::kMaxTickets.
 using Ticket = int;
-inline Ticket ticket_of(int first_row) { return first_row > 0 ? 1 : 0; }
 
 // Observes the batches that a pool computes, without changing them.
 class ExpertObserver {
@@ -34,7 +34,7 @@ class ExpertObserver {
 
 class ExpertPool {
  public:
-  static constexpr int kMaxTickets = 2;  // one per micro-batch
+  static constexpr int kMaxTickets = kMaxMicroBatches;
 
   virtual ~ExpertPool() = default;
 
@@ -47,15 +47,26 @@ class ExpertPool {
   // Called once, when the backbone has nothing more to enqueue beside the ticket's experts. Returns
   // whether another device computes some of them, so that the backbone may do other work first.
   virtual bool waits(Ticket /*ticket*/) { return false; }
+  // Called once after waits(). Computes experts of rows that have come from other ranks, and
+  // returns whether sums are on their way to the ranks of the rows, so that the backbone may do
+  // other work.
+  virtual bool serve(Ticket /*ticket*/) { return false; }
   // y += sum of weight * expert(x), [tokens, dim]; ends the ticket. Throws RunError when a device
   // was lost.
   virtual void add_to(Ticket ticket, TensorView y) = 0;
 
-  // Called before the layers of a step, with the tokens of all replicas of the backbone. One
-  // without tokens submits an empty batch for each layer and so computes experts for the others.
-  virtual void begin_step(std::span<const Batch> /*replicas*/) {}
-  // Whether a decode step is faster as two micro-batches.
-  virtual bool prefers_micro_batches(const Batch& /*step*/) const { return false; }
+  // Called before the layers of a step, with the tokens of all replicas of the backbone, each of
+  // which divides its own into n_micro_batches (micro_batch_cuts()). One without tokens submits an
+  // empty batch for each layer and so computes experts for the others.
+  virtual void begin_step(std::span<const Batch> /*replicas*/, int /*n_micro_batches*/) {}
+  // In how many micro-batches a step is fastest, up to kMaxTickets; kMeasured: what steps take
+  // decides.
+  virtual int micro_batches(std::span<const Batch> /*replicas*/, bool /*is_decode*/) const {
+    return 1;
+  }
+  static constexpr int kMeasured = 0;
+  // Seconds of the step in which this rank waited for rows and sums of other ranks.
+  virtual double seconds_waited() const { return 0; }
   // Does the host's part of a step, layer by layer, while a device replays its recorded submit()
   // and add_to(). Throws as add_to() does.
   virtual void follow(LayerRange /*layers*/, const MicroBatches& /*step*/) {}

@@ -1,0 +1,215 @@
+// `tandem bench overlap`: steps of replicas in one, two and more micro-batches, of which one
+// computes while the rows of others travel, beside each other in the same process.
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "bench/comm/comm.h"
+#include "core/clock.h"
+#include "engine/micro_batch_policy.h"
+#include "io/atomic_file.h"
+#include "loader/loaded_model.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array kNumbers = MicroBatchPolicy::kChoices;
+constexpr int kContext = 32;  // tokens of a sequence in a decode step
+
+void check_overlap(const BenchOptions& o) {
+  require(o.ranks, "bench overlap measures several ranks: give --ranks 2, or start it with mpirun");
+  require_list("--tokens", o.tokens, kMaxStepTokens / kPageSize);
+}
+
+// A step in which every replica has so many tokens: of a prompt, or of as many sequences.
+class MeasuredStep {
+ public:
+  MeasuredStep(const ModelConfig& config, int n_replicas, int n_tokens, bool is_decode)
+      : is_decode_(is_decode), tokens_(n_tokens), positions_(n_tokens) {
+    std::mt19937 random(n_tokens);
+    const int n_pages = is_decode ? n_tokens : pages_for(n_tokens);
+    for (int i = 0; i < n_pages; ++i) pages_.push_back(i);
+    for (int i = 0; i < n_tokens; ++i) {
+      tokens_[i] = static_cast<int32_t>(random() % static_cast<unsigned>(config.vocab));
+      positions_[i] = is_decode ? kContext - 1 : i;
+      if (is_decode) {
+        sequences_.push_back({i, 1, kContext, std::span(pages_).subspan(i, 1)});
+        logit_rows_.push_back(i);
+      }
+    }
+    if (!is_decode) {
+      sequences_.push_back({0, n_tokens, n_tokens, pages_});
+      logit_rows_.push_back(n_tokens - 1);
+    }
+    batches_.assign(n_replicas, {.tokens = tokens_,
+                                 .positions = positions_,
+                                 .sequences = sequences_,
+                                 .logit_rows = logit_rows_});
+  }
+  std::span<const Batch> batches() const { return batches_; }
+  MicroBatchPolicy::Step described() const {
+    const int n = static_cast<int>(tokens_.size());
+    return {n, is_decode_, std::min(n, kMaxMicroBatches)};
+  }
+
+ private:
+  const bool is_decode_;
+  std::vector<int32_t> tokens_, positions_, pages_, logit_rows_;
+  std::vector<Sequence> sequences_;
+  std::vector<Batch> batches_;
+};
+
+class OverlapBench {
+ public:
+  OverlapBench(const BenchOptions& options, const OnRow& on_row)
+      : o_(options), group_(options.ranks->group), on_row_(on_row) {
+    const int most = *std::max_element(o_.tokens.begin(), o_.tokens.end());
+    ModelOptions model{.directory = o_.model.empty() ? embedded_model() : o_.model,
+                       .isa = o_.isa,
+                       .context = std::max(kContext, most),
+                       .kv_fraction = 0.5,
+                       .max_kv_tokens = int64_t{most} * kPageSize,
+                       .step_tokens = most,
+                       .max_logits = most,
+                       .attention = AttentionForm::kAbsorbed,
+                       .ranks = o_.ranks->ranks,
+                       .n_replicas = group_.size(),
+                       .dispatch = o_.dispatch,
+                       .simulated_delay = o_.simulated_delay,
+                       .record_timeline = !o_.timeline.empty()};
+    model.note = [this](const std::string& line) {
+      if (line.starts_with("rows of experts: ")) exchanges_ = line.substr(line.find(": ") + 2);
+    };
+    loaded_ = std::make_unique<LoadedModel>(model);
+  }
+
+  // A whole step, and one in two micro-batches, twice: the first ones touch memory.
+  void write_timeline() {
+    const MeasuredStep step(loaded_->config(), group_.size(), o_.tokens.back(), false);
+    for (const int n : {1, 2, 1, 2}) seconds_of(step, n);
+    if (group_.rank() == 0) write_new_file(o_.timeline, timeline_json(*loaded_->timeline()));
+  }
+
+  void measure(int n_tokens, bool is_decode) {
+    const MeasuredStep step(loaded_->config(), group_.size(), n_tokens, is_decode);
+    std::array<std::vector<double>, kNumbers.size()> seconds, gains;
+    for (const int n : kNumbers) seconds_of(step, n);  // touches memory
+    for (const auto start = Clock::now(); all_go_on(start, o_.seconds);) {
+      for (size_t i = 0; i < kNumbers.size(); ++i) {
+        seconds[i].push_back(seconds_of(step, kNumbers[i]));
+        gains[i].push_back(seconds[0].back() / seconds[i].back());
+      }
+    }
+    const auto [of_auto, chosen] = decided(step);
+    Json row = {{"bench", "overlap"},
+                {"step", is_decode ? "decode" : "prompt"},
+                {"ranks", group_.size()},
+                {"exchanges", exchanges_},
+                {"delay_seconds", o_.simulated_delay.count()},
+                {"tokens", n_tokens}};
+    const double one = median(seconds[0]);
+    row["tokens_per_second"] = group_.size() * n_tokens / one;
+    for (size_t i = 0; i < kNumbers.size(); ++i) {
+      row[fmt::format("seconds_{}", kNumbers[i])] = median(seconds[i]);
+      row[fmt::format("gain_{}", kNumbers[i])] = median(gains[i]);
+    }
+    row["seconds_auto"] = of_auto;
+    row["gain_auto"] = one / of_auto;
+    row["micro_batches_auto"] = chosen;
+    on_row_(row);
+  }
+
+ private:
+  // Of the rank that takes longest.
+  double seconds_of(const MeasuredStep& step, int n) {
+    group_.barrier();
+    const auto start = Clock::now();
+    loaded_->model().obey_forward(step.batches(), loaded_->cache(), n);
+    group_.barrier();
+    return seconds_since(start);
+  }
+  // Rank 0 decides for all.
+  int from_first(int number) {
+    group_.broadcast(std::as_writable_bytes(std::span(&number, 1)), 0);
+    return number;
+  }
+  bool all_go_on(Clock::time_point start, double seconds) {
+    return from_first(seconds_since(start) < seconds) > 0;
+  }
+  struct Decided {
+    double seconds;
+    int micro_batches;
+  };
+  // As a server decides, after it has learnt: the median of the second half, and the last choice.
+  Decided decided(const MeasuredStep& step) {
+    MicroBatchPolicy policy;
+    std::vector<double> all;
+    int n = 1;
+    for (const auto start = Clock::now(); all.size() < 32 || all_go_on(start, o_.seconds);) {
+      n = from_first(policy.choose(step.described()));
+      all.push_back(seconds_of(step, n));
+      policy.measured(step.described(), n, all.back(), loaded_->model().seconds_waited());
+    }
+    return {median({all.begin() + std::ssize(all) / 2, all.end()}), n};
+  }
+
+  const BenchOptions& o_;
+  Group& group_;
+  const OnRow& on_row_;
+  std::string exchanges_;
+  std::unique_ptr<LoadedModel> loaded_;
+};
+
+void bench_overlap(const BenchInput& bench, const OnRow& on_row) {
+  BenchOptions o = bench.options;
+  if (o.tokens.empty()) o.tokens = {1, 8, 64, 256};
+  OverlapBench overlap(o, on_row);
+  if (!o.timeline.empty()) overlap.write_timeline();
+  for (const bool is_decode : {true, false})
+    for (const int n : o.tokens) overlap.measure(n, is_decode);
+}
+
+std::string overlap_header(const Json& row) {
+  return fmt::format(
+      "{} ranks, {}, {:g} ms a hop\n\n"
+      "| step   | tokens | ms whole |   in 2 | gain |   in 4 | gain | decided | gain | in |\n"
+      "|:-------|-------:|---------:|-------:|-----:|-------:|-----:|--------:|-----:|---:|\n",
+      row["ranks"].get<int>(), row["exchanges"].get<std::string>(),
+      row["delay_seconds"].get<double>() * 1e3);
+}
+
+std::string overlap_text(const Json& row) {
+  const auto ms = [&](const char* field) { return row[field].get<double>() * 1e3; };
+  const auto number = [&](const char* field) { return row[field].get<double>(); };
+  return fmt::format(
+      "| {:6} | {:6} | {:8.2f} | {:6.2f} | {:4.2f} | {:6.2f} | {:4.2f} | {:7.2f} | {:4.2f} | {:2} "
+      "|\n",
+      row["step"].get<std::string>(), row["tokens"].get<int>(), ms("seconds_1"), ms("seconds_2"),
+      number("gain_2"), ms("seconds_4"), number("gain_4"), ms("seconds_auto"), number("gain_auto"),
+      row["micro_batches_auto"].get<int>());
+}
+
+}  // namespace
+
+Benchmark overlap_benchmark() {
+  using enum BenchFlag;
+  return {.name = "overlap",
+          .help =
+              "steps of replicas on CPUs in micro-batches, of which one computes while the rows "
+              "of others travel",
+          .examples =
+              "  tandem bench overlap --ranks 2 --simulate-delay 1\n"
+              "  mpirun -np 2 --host a,b --map-by node --bind-to none tandem bench overlap --model "
+              "./DeepSeek-R1 --tokens 8,64\n",
+          .flags = {kOverlap, kIsa, kTokens},
+          .tokens_help = "tokens of each replica in a step, a list",
+          .check = check_overlap,
+          .on_ranks = bench_overlap,
+          .header = overlap_header,
+          .text = overlap_text};
+}
+
+}  // namespace tandem

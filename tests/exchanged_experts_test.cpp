@@ -1,0 +1,226 @@
+// Experts of ranks whose rows travel in several micro-batches at once: their sums, with batches of
+// unequal sizes and none, ranks that are lost, and time that is hidden. Ranks are threads here.
+#include "offload/ranks/exchanged_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "comm/delayed.h"
+#include "comm/local_ranks.h"
+#include "core/clock.h"
+#include "offload/ranks/rank_experts.h"
+#include "ops/router.h"
+#include "tests/check_close.h"
+#include "tests/small_config.h"
+
+namespace tandem::test {
+namespace {
+
+// Expert e multiplies a row by e + 1. Takes `pause` for a batch with rows, in which it sleeps.
+class MultiplyingExperts final : public ExpertPool {
+ public:
+  explicit MultiplyingExperts(std::chrono::microseconds pause) : pause_(pause) {}
+  void add_to(Ticket, TensorView y) override {
+    std::this_thread::sleep_for(pause_);
+    for (int64_t t = 0; t < y.rows; ++t)
+      for (int64_t k = 0; k < batch_.routing.ids.cols; ++k) {
+        const int32_t e = batch_.routing.ids.row<int32_t>(t)[k];
+        const float weight = batch_.routing.weights.row<float>(t)[k] * static_cast<float>(e + 1);
+        for (int64_t i = 0; e >= 0 && i < y.cols; ++i)
+          y.row<float>(t)[i] += weight * batch_.x.row<float>(t)[i];
+      }
+  }
+
+ private:
+  Ticket start(const ExpertBatch& batch) override {
+    batch_ = batch;
+    return 0;
+  }
+  const std::chrono::microseconds pause_;
+  ExpertBatch batch_ = {};
+};
+
+// The tokens of a replica in a step: of sequences with so many tokens each.
+struct ReplicaTokens {
+  ReplicaTokens(const ModelConfig& c, const std::vector<int>& n_tokens, unsigned seed)
+      : n_active(c.router.n_active), dim(c.dim) {
+    std::mt19937 random(seed);
+    for (const int n : n_tokens) {
+      sequences.push_back({static_cast<int32_t>(numbers.size()), n, n, {}});
+      numbers.resize(numbers.size() + n);
+    }
+    x.resize(numbers.size() * dim);
+    for (float& v : x) v = static_cast<float>(random() % 100) / 64;
+    ids = random_experts(c.router, static_cast<int>(numbers.size()), random);
+    for (size_t i = 0; i < ids.size(); ++i)
+      weights.push_back(0.25f + static_cast<float>(random() % 16) / 16);
+  }
+  Batch batch() const { return {numbers, numbers, sequences, {}}; }
+  ExpertBatch experts(int layer, int micro_batch, int first, int n) {
+    return {
+        .layer = layer,
+        .x = TensorView{x.data(), std::ssize(numbers), dim, dim}.rows_from(first, n),
+        .routing = {TensorView{ids.data(), std::ssize(numbers), n_active, n_active, DType::kI32}
+                        .rows_from(first, n),
+                    TensorView{weights.data(), std::ssize(numbers), n_active, n_active}.rows_from(
+                        first, n)},
+        .first_row = first,
+        .micro_batch = micro_batch};
+  }
+  // The sums of a layer, added to y = 1.
+  std::vector<float> sums() const {
+    std::vector<float> y(x.size(), 1.f);
+    for (size_t i = 0; i < x.size(); ++i)
+      for (int64_t k = 0; k < n_active; ++k) {
+        const size_t pair = i / dim * n_active + k;
+        y[i] += weights[pair] * static_cast<float>(ids[pair] + 1) * x[i];
+      }
+    return y;
+  }
+  const int64_t n_active, dim;
+  std::vector<int32_t> numbers;
+  std::vector<Sequence> sequences;
+  std::vector<float> x, weights;
+  std::vector<int32_t> ids;
+};
+
+struct LaneSetting {
+  BackboneGrid grid;
+  ExchangeMode mode;
+  int micro_batches;
+  std::chrono::microseconds pause{0}, delay{0};
+  Patience patience = {};
+  std::optional<RankLoss> loss = {};
+};
+
+constexpr int kMaxTokens = 80, kLayers = 3;
+
+ModelConfig config_of_layers() {
+  ModelConfig c = small_config();
+  c.n_layers = kLayers + 1;
+  return c;
+}
+
+// What a forward pass calls, for `steps` with the tokens of each replica: micro-batches take turns
+// at the same points. between() stands for the backbone of a micro-batch of a layer. Returns the
+// seconds of all steps.
+double run_lane_steps(
+    const LaneSetting& setting, const std::vector<std::vector<std::vector<int>>>& steps,
+    const std::function<void()>& between = [] {}) {
+  const ModelConfig c = config_of_layers();
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const LocalRanks ranks = {setting.grid.n_ranks(), setting.patience, setting.loss};
+  double seconds = 0;
+  run_local_ranks(ranks, [&](Group& group) {
+    const ExpertOwners owners = even_owners(c, group.size());
+    MultiplyingExperts mine(setting.pause);
+    const auto delayed = make_delayed(group, setting.delay);
+    Group& used = setting.delay.count() > 0 ? *delayed : group;
+    ExchangedExperts pool({used, setting.grid, owners, kernels, c, mine, kMaxTokens,
+                           RowFormat::kF32, setting.mode, setting.micro_batches, setting.patience});
+    const int replica = setting.grid.replica_of(group.rank()), n = setting.micro_batches;
+    EXPECT_EQ(pool.micro_batches({}, false), n);
+    const auto start = Clock::now();
+    for (size_t step = 0; step < steps.size(); ++step) {
+      std::vector<ReplicaTokens> tokens;
+      std::vector<Batch> batches;
+      for (int r = 0; r < setting.grid.n_replicas; ++r)
+        tokens.emplace_back(c, steps[step][r], static_cast<unsigned>(step * 10 + r));
+      for (const ReplicaTokens& of : tokens) batches.push_back(of.batch());
+      ReplicaTokens& own = tokens[replica];
+      const int64_t n_own = std::ssize(own.numbers);
+      const MicroBatchCuts cuts = micro_batch_cuts(own.batch(), n);
+      std::vector<std::vector<float>> y(kLayers + 1, std::vector<float>(own.x.size(), 1.f));
+      const auto add = [&](int i, int layer) {
+        const TensorView all = {y[layer].data(), n_own, own.dim, own.dim};
+        pool.add_to(i, all.rows_from(cuts[i], cuts[i + 1] - cuts[i]));
+      };
+      pool.begin_step(batches, n);
+      for (int layer = 1; layer <= kLayers; ++layer) {
+        for (int i = 0; i < n; ++i) {
+          if (layer > 1) add(i, layer - 1);
+          between();
+          EXPECT_EQ(pool.submit(own.experts(layer, i, cuts[i], cuts[i + 1] - cuts[i])), i);
+          EXPECT_EQ(pool.waits(i), n > 1);
+        }
+        for (int i = 0; i < n; ++i) EXPECT_EQ(pool.serve(i), n > 1);
+      }
+      for (int i = 0; i < n; ++i) add(i, kLayers);
+      EXPECT_GE(pool.seconds_waited(), n == 1 ? kLayers * setting.delay.count() * 1e-6 : 0);
+      const std::vector<float> want = own.sums();
+      for (int layer = 1; layer <= kLayers && n_own > 0; ++layer)
+        expect_close(y[layer], want, 1e-5 * largest(want));
+    }
+    if (group.rank() == 0) seconds = seconds_since(start);
+  });
+  return seconds;
+}
+
+const std::vector<std::vector<std::vector<int>>> kSteps = {
+    {{1, 1, 1}, {1, 1, 1, 1}, {1}, {1, 1}},    // decode
+    {{70}, {3}, {}, {1, 1}},                   // a prompt beside decode, and an empty replica
+    {{}, {}, {1}, {}},                         // nothing but one token
+    {{9, 9}, {40, 1, 1}, {80}, {2, 2, 2, 2}},  // drafts beside prompts
+    {{1, 1, 1, 1, 1}, {1}, {}, {}},
+};
+
+TEST(ExchangedExperts, AddTheSameSumsInMicroBatches) {
+  for (const ExchangeMode mode : kExchangeModes)
+    for (const int n_ranks : {2, 3, 4})
+      for (const int n : {1, 2, 4}) {
+        SCOPED_TRACE(fmt::format("{}, {} ranks, {} micro-batches", name_of(mode), n_ranks, n));
+        run_lane_steps({{.n_replicas = n_ranks}, mode, n}, kSteps);
+      }
+}
+
+// Whichever call of which lane it is: all others end and name the rank.
+TEST(ExchangedExperts, ALostRankIsNamed) {
+  const Patience patience{std::chrono::milliseconds(300)};
+  for (const ExchangeMode mode : kExchangeModes)
+    for (const bool stops : {false, true})
+      for (int64_t call = 0; call < 60; call += stops ? 23 : 7) {
+        const RankLoss loss{static_cast<int>(call % 3), call, stops};
+        SCOPED_TRACE(fmt::format("{}, call {}, {}", name_of(mode), call, stops));
+        const auto begin = Clock::now();
+        try {
+          run_lane_steps({.grid = {.n_replicas = 3},
+                          .mode = mode,
+                          .micro_batches = 2,
+                          .patience = patience,
+                          .loss = loss},
+                         kSteps);
+          // Windows need few calls of a group, and none once they are there.
+          EXPECT_EQ(mode, ExchangeMode::kLowLatency) << "the call is never made";
+        } catch (const GroupError& error) {
+          EXPECT_EQ(error.lost, loss.rank) << error.what();
+        }
+        EXPECT_LT(seconds_since(begin), 5.0);
+      }
+}
+
+double seconds_with(int micro_batches, std::chrono::microseconds delay) {
+  const std::vector<std::vector<int>> step(2, std::vector<int>(8, 1));
+  const std::chrono::milliseconds pause(8 / micro_batches);
+  return run_lane_steps({{.n_replicas = 2}, ExchangeMode::kGather, micro_batches, pause, delay},
+                        {step, step, step}, [&] { std::this_thread::sleep_for(pause); });
+}
+
+// Both parts of a layer take 8 ms and each of two hops as well; all of it sleeps. Two micro-batches
+// take 24 ms a layer for 32 ms, four take 20 ms. A busy machine wakes threads late: the least of
+// some runs counts.
+TEST(ExchangedExperts, RowsTravelWhileOthersAreComputed) {
+  const std::chrono::milliseconds delay(8);
+  double one = 1e9, two = 1e9, four = 1e9;
+  for (int run = 0; run < 10 && (one < 1.2 * two || one < 1.35 * four); ++run) {
+    one = std::min(one, seconds_with(1, delay));
+    two = std::min(two, seconds_with(2, delay));
+    four = std::min(four, seconds_with(4, delay));
+  }
+  EXPECT_GT(one / two, 1.2);
+  EXPECT_GT(one / four, 1.35);
+}
+
+}  // namespace
+}  // namespace tandem::test
