@@ -37,7 +37,8 @@ TEST_P(RankRebalance, GoldenLogitsStay) {
                                 .max_logits = 64};
   for (const RankGrid& grid :
        {RankGrid{1, 2}, RankGrid{1, 3}, RankGrid{2, 1, ExpertDispatch::kGather},
-        RankGrid{3, 1, ExpertDispatch::kAllToAll}, RankGrid{2, 2, ExpertDispatch::kLowLatency, 1, 2},
+        RankGrid{3, 1, ExpertDispatch::kAllToAll},
+        RankGrid{2, 2, ExpertDispatch::kLowLatency, 1, 2},
         RankGrid{1, 2, ExpertDispatch::kAuto, 2}}) {
     SCOPED_TRACE(grid.name());
     on_grid(grid, that_moves(options), [&](LoadedModel& loaded) {
