@@ -49,17 +49,17 @@ struct BenchOptions {
   double memory_gb = 0;   // for weights; 0: a fraction of the free memory
   int n_threads = 0;      // 0: one per core
   bool json = false, csv = false;
-  std::string plot = {};            // SVG file; empty: none
-  std::string curves = {};          // machine: file of rows
-  int simulated_ranks = 0;          // of balanced routing; 0: the router chooses
-  std::string baseline = {};        // embed, mlp: "torch", or empty
-  std::string disk = {};            // machine: file or directory to read
+  bool as_network = false;                          // comm: ranks of one host are taken for hosts
+  std::string plot = {};                            // SVG file; empty: none
+  std::string curves = {};                          // machine: file of rows
+  int simulated_ranks = 0;                          // of balanced routing; 0: the router chooses
+  ExpertDispatch dispatch = ExpertDispatch::kAuto;  // overlap: how rows travel
+  std::string baseline = {};                        // embed, mlp: "torch", or empty
+  std::string disk = {};                            // machine: file or directory to read
   std::vector<int64_t> bytes = {};  // comm: of a collective call; empty: from 1 KB to 64 MB
   std::string out = {};             // comm: machine file to write; empty: none
-  bool as_network = false;          // comm: ranks of one host are taken for hosts
   std::string timeline = {};        // overlap: file; empty: none
   std::string model = {};           // overlap: model directory; empty: the embedded model
-  ExpertDispatch dispatch = ExpertDispatch::kAuto;   // overlap: how rows travel
   std::chrono::duration<double> simulated_delay{0};  // overlap: rows travel so much longer
   const BenchRanks* ranks = nullptr;                 // null: one process alone
   MeasuringProgress progress = {};

@@ -62,7 +62,7 @@ struct ServeOptions {
   bool live_hot_experts = false;
   double rebalance_below = 0.8;  // balancedness
   double rebalance_period = 60;  // seconds
-  int balance_window = 1000;      // steps whose uses of experts are counted; 0: none
+  int balance_window = 1000;     // steps whose uses of experts are counted; 0: none
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
 };
 

@@ -405,14 +405,15 @@ void LoadedModel::start_mover(const Source& source, const Decision& decision,
   const Group* const group = source.options.ranks.group;
   const int rank = group ? decision.parts.grid.in_stage(group->rank()) : 0;
   if (gpu_) {
-    mover_ = gpu_->mover({.checkpoint = checkpoint,
-                          .thread = std::move(thread),
-                          .n_threads = n_threads,
-                          .layers = decision.stage(),
-                          .on_cpu = group ? nullptr : spare(kHotExpertsAtOnce),
-                          .cpu_weights = &weights_,
-                          .owners = owners_.get(),
-                          .rank = rank});
+    GpuMoverParts parts = {.checkpoint = checkpoint,
+                           .thread = std::move(thread),
+                           .n_threads = n_threads,
+                           .layers = decision.stage(),
+                           .cpu_weights = &weights_,
+                           .owners = owners_.get(),
+                           .rank = rank};
+    if (!group) parts.on_cpu = spare(kHotExpertsAtOnce);
+    mover_ = gpu_->mover(std::move(parts));
     return;
   }
   const RankExpertMover::Parts parts = {.weights = weights_,

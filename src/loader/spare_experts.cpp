@@ -1,6 +1,7 @@
 #include "loader/spare_experts.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tandem {
 namespace {
