@@ -111,7 +111,7 @@ void HybridExperts::add_from_cpu(int layer, StepRows rows, Ticket ticket, Tensor
 
 void HybridExperts::serve_or_give_up(int layer, StepRows rows, Ticket ticket) {
   try {
-    serve(layer, rows, ticket);
+    serve_layer(layer, rows, ticket);
   } catch (...) {
     give_up(1);
     throw;
@@ -119,7 +119,7 @@ void HybridExperts::serve_or_give_up(int layer, StepRows rows, Ticket ticket) {
 }
 
 // Computes the CPU's part of one layer, once the GPU has handed it down.
-void HybridExperts::serve(int layer, StepRows rows, Ticket ticket) {
+void HybridExperts::serve_layer(int layer, StepRows rows, Ticket ticket) {
   const double waits = StepTrace::now();
   hand_off_.await_batch(layer, parts_.team, parts_.patience);
   const double begins = StepTrace::now();
@@ -158,7 +158,7 @@ void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
     for (int layer = layers.first; layer < layers.end; ++layer) {
       if (!layers_[layer].on_cpu) continue;
       for (const Batch& batch : step) {
-        serve(layer, rows_of(batch), batch.micro_batch);
+        serve_layer(layer, rows_of(batch), batch.micro_batch);
         --n_left;
       }
     }

@@ -76,7 +76,7 @@ class HybridExperts final : public ExpertPool {
   bool streams(int64_t n_tokens) const;
   bool cpu_computes(const ExpertBatch& batch) const;
   void add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y);
-  void serve(int layer, StepRows rows, Ticket ticket);
+  void serve_layer(int layer, StepRows rows, Ticket ticket);
   void serve_or_give_up(int layer, StepRows rows, Ticket ticket);
   void share(const ExpertBatch& batch, Ticket ticket, TensorView y);
   void require_not_failed() const;

@@ -801,7 +801,7 @@ MUTANTS = [
     ("halves: the second half's sum is the first's", "offload/hand_off.cpp", [("sum_.as<float>() + int64_t{rows.first} * c_.dim", "sum_.as<float>()")]),
     ("halves: scales of the second half go to the first's", "offload/hand_off.cpp", [(".scales = scales_.as<float>() + rows.first,", ".scales = scales_.as<float>(),")]),
     ("halves: both are handed down to one place", "offload/hand_off.cpp", [("rows_.as<std::byte>() + rows.first * row_place_", "rows_.as<std::byte>()")]),
-    ("halves: one is not served in a replay", "offload/hybrid_experts.cpp", [("        serve(layer, rows_of(batch), batch.micro_batch);", "        if (batch.first_row() == 0) serve(layer, rows_of(batch), 0);")]),
+    ("halves: one is not served in a replay", "offload/hybrid_experts.cpp", [("        serve_layer(layer, rows_of(batch), batch.micro_batch);", "        if (batch.first_row() == 0) serve(layer, rows_of(batch), 0);")]),
     ("halves: the CPU computes a half before the other is enqueued", "src/engine/deepseek.cpp", [("      if (experts_.waits(routed)) co_await kOtherPass;\n", "      experts_.waits(routed);\n      if (layer + 1 == c_.n_layers) co_await kOtherPass;\n")]),
     ("halves: the timeline has one", "offload/step_trace.cpp", [("ticket < step.n; ++ticket) add_spans", "ticket < 1; ++ticket) add_spans")]),
     ("halves: a mean of halves", "offload/timeline.cpp", [("if (s.half == 0) ++sum.n;", "++sum.n;")]),
