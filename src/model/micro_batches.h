@@ -23,8 +23,8 @@ class MicroBatchDivider {
   // For steps of up to max_tokens tokens.
   explicit MicroBatchDivider(int max_tokens);
   // Valid until the next call, as long as `step` is. Sequences of a micro-batch that has whole ones
-  // only are those of the step: a GPU knows them by their place in it. A sequence may continue in the next
-  // micro-batch, whose tokens of a layer are computed after those before them.
+  // only are those of the step: a GPU knows them by their place in it. A sequence may continue in
+  // the next micro-batch, whose tokens of a layer are computed after those before them.
   MicroBatches divide(const Batch& step, int n);
 
  private:
