@@ -119,11 +119,12 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded, 
                               matrix(factors, n_tokens, kActive, DType::kF32)}};
   if (n_first > 0) {
     const auto part = [&](int first, int n) {
-      return ExpertBatch{
-          1,
-          batch.x.rows_from(first, n),
-          {batch.routing.ids.rows_from(first, n), batch.routing.weights.rows_from(first, n)},
-          first};
+      return ExpertBatch{.layer = 1,
+                         .x = batch.x.rows_from(first, n),
+                         .routing = {batch.routing.ids.rows_from(first, n),
+                                     batch.routing.weights.rows_from(first, n)},
+                         .first_row = first,
+                         .micro_batch = first > 0 ? 1 : 0};
     };
     const Ticket one = experts.submit(part(0, n_first));
     const Ticket two = experts.submit(part(n_first, n_tokens - n_first));
