@@ -103,7 +103,9 @@ TEST_F(OnTheCpu, WhatNeedsAGpuIsRefused) {
   EXPECT_EQ(refusal(),
             "--kv fp8: on the CPU the KV cache is " + own + "; leave it out, or use --device cuda");
   options_.record_timeline = true;
-  EXPECT_EQ(refusal(), "--timeline shows GPU and CPU side by side: use --device cuda");
+  EXPECT_EQ(refusal(),
+            "--timeline shows GPU and CPU side by side, or CPU and network of ranks that exchange "
+            "rows (--dp): use --device cuda");
   options_ = {.directory = directory_, .context = 64, .kv = cache_type_for(kernels_)};
   EXPECT_EQ(refusal(), "no error");
 }

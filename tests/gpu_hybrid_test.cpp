@@ -351,7 +351,7 @@ TEST_F(HybridHandOff, ATimelineHasAllParts) {
   planned[Part::kAttention] = planned[Part::kRouter] = 1;
   planned.seconds = 7;
   const auto json = nlohmann::json::parse(timeline_json(timeline, {{2, planned}}));
-  EXPECT_EQ(json["traceEvents"].size(), timeline.spans().size() + 3);
+  EXPECT_EQ(json["traceEvents"].size(), timeline.spans().size() + 4);
   ASSERT_EQ(json["mean_seconds_a_layer"].size(), 2u);
   const auto &one = json["mean_seconds_a_layer"][0], &two = json["mean_seconds_a_layer"][1];
   EXPECT_GT(two["parts"]["CPU: experts"], 0);
