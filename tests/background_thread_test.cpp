@@ -38,7 +38,7 @@ TEST(BackgroundThread, ThrowsWhatACallThrew) {
   thread.wait();  // it is thrown once
   thread.start(works);
   thread.wait();
-  thread.start(fails);  // nobody waits
+  thread.start(fails);  // without a wait()
 }
 
 TEST(BackgroundThread, EndsTheCallUnderWay) {

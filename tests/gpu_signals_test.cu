@@ -7,11 +7,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <thread>
 
+#include "core/background_thread.h"
 #include "device.h"
-#include "gpu_kernels/launch_thread.h"
 #include "gpu_kernels/signals.h"
 #include "gpu_kernels/stream_flags.h"
 #include "tests/gpu_memory.h"
@@ -244,10 +245,11 @@ TEST_F(Signals, AGraphOf4000NodesThatWaitsAtThe10thIsLaunched) {
     for (int i = kBefore + 1; i < kNodes; ++i) passed.raise(stream);
   });
   EXPECT_EQ(graph.n_nodes(), kNodes);
-  LaunchThread launcher(stream);
+  BackgroundThread launcher;
+  const std::function<void()> replay_it = [&] { stream.replay(graph); };
   for (int replay = 0; replay < 2; ++replay) {
     const auto start = std::chrono::steady_clock::now();
-    launcher.launch(graph);
+    launcher.start(replay_it);
     for (int i = 0; i < kBefore; ++i) passed.await(stream);
     std::this_thread::sleep_for(milliseconds(20));
     EXPECT_FALSE(passed.take());

@@ -26,7 +26,8 @@ ExchangeLane::ExchangeLane(Group& group, const Limits& limits, Patience patience
         current_->combine(sums, y);
         last_travel_ = {began, now()};
       }),
-      thread_(travels_apart ? std::make_unique<BackgroundThread>() : nullptr) {}
+      thread_(travels_apart ? std::make_unique<BackgroundThread>(BackgroundThread::Wakes::kAtOnce)
+                            : nullptr) {}
 
 void ExchangeLane::use(ExchangeWay prompts, ExchangeWay decode) {
   prompts_ = std::move(prompts);

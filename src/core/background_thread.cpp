@@ -33,7 +33,7 @@ void run_at_once() {
 
 }  // namespace
 
-BackgroundThread::BackgroundThread() : thread_([this] { serve(); }) {}
+BackgroundThread::BackgroundThread(Wakes wakes) : thread_([this, wakes] { serve(wakes); }) {}
 
 BackgroundThread::~BackgroundThread() {
   {
@@ -59,8 +59,8 @@ void BackgroundThread::wait() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void BackgroundThread::serve() {
-  run_at_once();
+void BackgroundThread::serve(Wakes wakes) {
+  if (wakes == Wakes::kAtOnce) run_at_once();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return call_ || stops_; });

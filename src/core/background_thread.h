@@ -1,6 +1,7 @@
 // A thread that makes calls for another thread, one at a time, and sleeps in between.
 #pragma once
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -10,7 +11,9 @@ namespace tandem {
 
 class BackgroundThread {
  public:
-  BackgroundThread();
+  // kAtOnce: it runs as soon as what it sleeps for has come, also where others compute on its core.
+  enum class Wakes : uint8_t { kUsually, kAtOnce };
+  explicit BackgroundThread(Wakes wakes = Wakes::kUsually);
   ~BackgroundThread();  // waits for the call under way
   BackgroundThread(const BackgroundThread&) = delete;
   BackgroundThread& operator=(const BackgroundThread&) = delete;
@@ -21,7 +24,7 @@ class BackgroundThread {
   void wait();
 
  private:
-  void serve();
+  void serve(Wakes wakes);
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;

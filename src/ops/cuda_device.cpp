@@ -91,7 +91,8 @@ void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>&
     stream_.replay(graph);
     return follow();
   }
-  launcher_->launch(graph);
+  const std::function<void()> launch = [this, &graph] { stream_.replay(graph); };
+  launcher_->start(launch);
   try {
     follow();
   } catch (...) {

@@ -4,8 +4,8 @@
 #include <limits>
 #include <map>
 
+#include "core/background_thread.h"
 #include "gpu_kernels/collectives.h"
-#include "gpu_kernels/launch_thread.h"
 #include "ops/device.h"
 
 namespace tandem {
@@ -22,8 +22,10 @@ class CudaDevice final : public Device {
   CudaDevice(gpu::Stream& stream, bool records, int64_t recorded_bytes = kRecordedBytes)
       : stream_(stream), records_(records), max_recorded_bytes_(recorded_bytes) {}
 
-  // For steps in which the GPU waits for the CPU: recordings are launched beside the CPU's part.
-  void launch_beside_follow() { launcher_ = std::make_unique<gpu::LaunchThread>(stream_); }
+  // For steps in which the GPU waits for the CPU: recordings are launched beside the CPU's part, by
+  // a thread of their own. A launch may wait for room in the driver's queue until kernels of the
+  // same graph have ended, and these may wait for the thread that would launch.
+  void launch_beside_follow() { launcher_ = std::make_unique<BackgroundThread>(); }
   // For GPUs that must not wait for the CPU: every step is launched kernel by kernel.
   void record_nothing() { records_ = false; }
 
@@ -62,8 +64,8 @@ class CudaDevice final : public Device {
   const int64_t max_recorded_bytes_;
   std::map<RecordKey, Recorded> recorded_;
   int64_t recorded_bytes_ = 0;
-  std::unique_ptr<gpu::LaunchThread> launcher_;  // null: this thread launches
-  gpu::Collectives* ranks_ = nullptr;            // null: no other ranks
+  std::unique_ptr<BackgroundThread> launcher_;  // null: this thread launches
+  gpu::Collectives* ranks_ = nullptr;           // null: no other ranks
   int64_t n_replays_ = 0;
   int n_nodes_of_last_step_ = 0, n_early_of_last_step_ = 0;
 };
