@@ -195,16 +195,7 @@ std::vector<Logits> logits_of_replicas(LoadedModel& loaded, const std::vector<in
   Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
                 {.keeps_pages = false});
   std::vector<Logits> all(engine.grid().n_replicas + 1);  // and one of them computes it twice
-  for (Logits& logits : all) {
-    EngineRequest request;
-    request.request.prompt = tokens;
-    request.first_scored = 0;
-    request.on_event = [](const TokenEvent&) { return true; };
-    request.on_logits = [&logits](int, std::span<const float> row) {
-      logits.emplace_back(row.begin(), row.end());
-    };
-    engine.submit(std::move(request));
-  }
+  for (Logits& logits : all) submit_text(engine, tokens, logits);
   while (engine.step()) {
   }
   for (const Scheduler::Counts& counts : engine.counts().replicas)

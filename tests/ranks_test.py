@@ -264,6 +264,15 @@ class OnRanks(unittest.TestCase):
                 self.assertEqual(job.wait(30), 0, job.stderr.read())
                 self.assertEqual([p for p in ranks if is_alive(p)], [])
 
+    def all_end_without(self, lost, ranks, job):
+        """A rank of a server is killed."""
+        os.kill(ranks_of_number(ranks, lost), signal.SIGKILL)
+        begin = time.monotonic()
+        self.assertNotEqual(job.wait(60), 0)
+        self.assertLess(time.monotonic() - begin, 30)
+        time.sleep(0.5)
+        self.assertEqual([p for p in ranks if is_alive(p)], [])
+
     def test_a_rank_that_is_lost_while_experts_move(self):
         for lost, seconds in ((1, 0), (0, 0.01), (1, 0.03)):  # it is planned, loaded or moved then
             with self.subTest(lost=lost, seconds=seconds), tempfile.TemporaryDirectory() as folder:
@@ -272,24 +281,14 @@ class OnRanks(unittest.TestCase):
                 answer_of(address, QUESTION[-1])
                 self.assertEqual(self.rebalance(address)[0], 202)
                 time.sleep(seconds)
-                os.kill(ranks_of_number(ranks, lost), signal.SIGKILL)
-                begin = time.monotonic()
-                self.assertNotEqual(job.wait(60), 0)
-                self.assertLess(time.monotonic() - begin, 30)
-                time.sleep(0.5)
-                self.assertEqual([p for p in ranks if is_alive(p)], [])
+                self.all_end_without(lost, ranks, job)
 
     def test_a_rank_that_is_lost_while_a_server_is_idle(self):
         for lost in range(2):
             with self.subTest(lost=lost), tempfile.TemporaryDirectory() as folder:
                 job, ranks, _ = self.serving(lambda command: launch(LAUNCHERS[0], [(2, command)], folder), 2,
                                              f"{os.getpid()}-idle-{lost}", *(["--dp", "2"] if lost == 1 else []))
-                os.kill(ranks_of_number(ranks, lost), signal.SIGKILL)
-                begin = time.monotonic()
-                self.assertNotEqual(job.wait(60), 0)
-                self.assertLess(time.monotonic() - begin, 30)
-                time.sleep(0.5)
-                self.assertEqual([p for p in ranks if is_alive(p)], [])
+                self.all_end_without(lost, ranks, job)
 
     def refused(self, parts, *words):
         for launcher in LAUNCHERS:
