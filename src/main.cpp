@@ -336,8 +336,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
   require(ranks.alone() || runs_on_ranks(command, o),
           "only run, chat, serve, eval, logits, bench comm and bench overlap run on several ranks: "
-          "start {} without "
-          "the launcher",
+          "start {} without the launcher",
           app.get_subcommands().front()->get_name());
   if (const std::optional<int> status = start_ranks(o, ranks, argc, argv)) return *status;
   o.model.ranks = ranks.open(argc, argv);

@@ -177,7 +177,8 @@ TEST(ExpertOwners, AreReplacedWhileTheModelRuns) {
     for (int e = 0; e < 3; ++e) owners.add(layer, e, e % 2);
   ReplicaChooser chooser(owners);
   EXPECT_EQ(owners.n_ranks(), 2);
-  owners.set(1, 2, std::vector<int32_t>{1, 4});  // rank 4 had no expert when the chooser was made
+  owners.apply(
+      std::vector<ExpertChange>{{1, 2, {1, 4}}});  // rank 4 had no expert when the chooser was made
   EXPECT_EQ(owners.n_ranks(), 5);
   EXPECT_EQ(owners.ranks(1, 2), (std::vector<int32_t>{1, 4}));
   EXPECT_EQ(owners.ranks(0, 2), (std::vector<int32_t>{0})) << "another layer";
@@ -188,7 +189,7 @@ TEST(ExpertOwners, AreReplacedWhileTheModelRuns) {
   chooser.begin(1, batch);
   chooser.choose(ids.data(), 2, -1, ranks.data());
   EXPECT_EQ(ranks, (std::vector<int32_t>{1, 4})) << "rank 1 has expert 1 to compute";
-  owners.set(1, 2, std::vector<int32_t>{0});
+  owners.apply(std::vector<ExpertChange>{{1, 2, {0}}});
   EXPECT_FALSE(owners.has_replicas(1));
   chooser.begin(1, batch);
   chooser.choose(ids.data(), 2, -1, ranks.data());

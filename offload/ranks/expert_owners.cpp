@@ -26,12 +26,14 @@ void ExpertOwners::add(int layer, int expert, int rank) {
   if (ranks.size() > 1) has_replicas_[layer] = true;
 }
 
-void ExpertOwners::set(int layer, int expert, std::span<const int32_t> ranks) {
-  ranks_[index(layer, expert)].clear();
-  for (const int32_t rank : ranks) add(layer, expert, rank);
-  const auto first = ranks_.begin() + static_cast<int64_t>(index(layer, 0));
-  has_replicas_[layer] = std::any_of(first, first + n_experts_,
-                                     [](const auto& of_expert) { return of_expert.size() > 1; });
+void ExpertOwners::apply(std::span<const ExpertChange> changes) {
+  for (const auto& [layer, expert, ranks] : changes) {
+    ranks_[index(layer, expert)].clear();
+    for (const int32_t rank : ranks) add(layer, expert, rank);
+    const auto first = ranks_.begin() + static_cast<int64_t>(index(layer, 0));
+    has_replicas_[layer] = std::any_of(first, first + n_experts_,
+                                       [](const auto& of_expert) { return of_expert.size() > 1; });
+  }
 }
 
 bool ExpertOwners::has_replicas() const {

@@ -6,6 +6,7 @@
 
 #include "core/tensor.h"
 #include "gpu_kernels/nearest_replica.h"
+#include "offload/plan/rebalance.h"
 
 namespace tandem {
 
@@ -34,8 +35,8 @@ class ExpertOwners {
         has_replicas_(n_layers) {}
   // `rank` has the expert too. All ranks add replicas in the same order.
   void add(int layer, int expert, int rank);
-  // From now on these ranks have the expert. Between steps, on all ranks.
-  void set(int layer, int expert, std::span<const int32_t> ranks);
+  // Between steps, on all ranks: from now on the experts have these ranks.
+  void apply(std::span<const ExpertChange> changes);
   // Several ranks have replicas. An expert without ranks is left out of all sums.
   const std::vector<int32_t>& ranks(int layer, int expert) const {
     return ranks_[index(layer, expert)];

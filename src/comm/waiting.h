@@ -10,7 +10,8 @@
 
 namespace tandem {
 
-// The same for a thread that leaves its core to others: it looks every 50 us.
+// Returns whether done() held within the patience. The thread leaves its core to others: it looks
+// every 50 us.
 template <class Done>
 bool sleep_for(const Done& done, Patience patience) {
   using Clock = std::chrono::steady_clock;

@@ -222,16 +222,22 @@ void StepRunner::read_expert_uses(std::span<uint32_t> out) {
   if (others_count) turn = announced({.order = {.kind = StepOrder::Kind::kExpertUses}});
   parts_.device.to_host(uses, {out.data(), uses.rows, uses.cols, uses.cols, uses.dtype});
   if (!others_count) return;
-  check(channel_ != nullptr, "other ranks reply over a channel");
-  for (int rank = 0; rank < grid_.n_ranks(); ++rank)
-    reply_bytes_[rank] = rank > 0 && is_counter(rank) ? std::ssize(std::as_bytes(out)) : 0;
   std::vector<uint32_t> theirs(out.size());
-  for (ConstBytes replies = channel_->replies(reply_bytes_); !replies.empty();
-       replies = replies.subspan(out.size_bytes())) {
-    std::memcpy(theirs.data(), replies.data(), out.size_bytes());
+  for (ConstBytes all =
+           replies([&](int rank) { return is_counter(rank) ? std::ssize(std::as_bytes(out)) : 0; });
+       !all.empty(); all = all.subspan(out.size_bytes())) {
+    std::memcpy(theirs.data(), all.data(), out.size_bytes());
     for (size_t i = 0; i < out.size(); ++i) out[i] += theirs[i];
   }
-  std::ranges::fill(reply_bytes_, 0);  // read_logits() sets those of the ranks that reply to it
+}
+
+// In a turn of rank 0: what the other ranks reply, bytes_of(rank) each.
+template <class BytesOf>
+ConstBytes StepRunner::replies(BytesOf bytes_of) const {
+  check(channel_ != nullptr, "other ranks reply over a channel");
+  std::vector<int64_t> n_bytes(grid_.n_ranks());
+  for (int rank = 1; rank < grid_.n_ranks(); ++rank) n_bytes[rank] = bytes_of(rank);
+  return channel_->replies(n_bytes);
 }
 
 void StepRunner::load_experts(std::span<const ExpertChange> changes) {
@@ -257,12 +263,8 @@ std::span<const MoveStatus> StepRunner::move_status() {
   move_status_[0] = mover_->status();
   if (grid_.n_ranks() == 1) return move_status_;
   const auto turn = announced({.order = {.kind = StepOrder::Kind::kMoveStatus}});
-  check(channel_ != nullptr, "other ranks reply over a channel");
-  for (int rank = 0; rank < grid_.n_ranks(); ++rank)
-    reply_bytes_[rank] = rank > 0 ? int64_t{sizeof(MoveStatus)} : 0;
-  const ConstBytes replies = channel_->replies(reply_bytes_);
-  std::memcpy(move_status_.data() + 1, replies.data(), replies.size());
-  std::ranges::fill(reply_bytes_, 0);  // read_logits() sets those of the ranks that reply to it
+  const ConstBytes theirs = replies([](int) { return int64_t{sizeof(MoveStatus)}; });
+  std::memcpy(move_status_.data() + 1, theirs.data(), theirs.size());
   return move_status_;
 }
 

@@ -30,7 +30,7 @@ class StepRunner {
   void forward(const Batch& only, KvCache& cache, TensorView logits);
   // The same as forward() on rank 0, which has divided the step into so many micro-batches.
   void obey_forward(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
-  // Of the last step: how long this rank waited for rows of other ranks.
+  // How long this rank waited for rows of other ranks in the last step.
   double seconds_waited() const { return parts_.experts.seconds_waited(); }
   // After forward(): computes layer `module` for multi-token prediction, for a step whose token i
   // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
@@ -104,7 +104,8 @@ class StepRunner {
     KvCache& cache;
   };
   StepChannel::Turn announced(StepMessage message) const;
-  void forward_measured(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
+  template <class BytesOf>
+  ConstBytes replies(BytesOf bytes_of) const;
   void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits,
                      int n_micro_batches);
   const Batch& begin_step(std::span<const Batch> replicas, int n_micro_batches);

@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
@@ -18,6 +19,19 @@ constexpr int kNiceness = 10;
 struct GivenUp {};
 
 }  // namespace
+
+ExpertMoves moves_of(std::span<const ExpertChange> changes, StageLayers layers, int owner,
+                     const std::function<bool(ExpertId)>& is_here) {
+  ExpertMoves moves;
+  for (const auto& [layer, expert, owners] : changes) {
+    if (!has_layer(layers, layer)) continue;
+    const ExpertId id = {layer, expert};
+    const bool will_be = std::find(owners.begin(), owners.end(), owner) != owners.end();
+    if (will_be && !is_here(id)) moves.arriving.push_back(id);
+    if (!will_be && is_here(id)) moves.leaving.push_back(id);
+  }
+  return moves;
+}
 
 LoadingMover::LoadingMover(std::unique_ptr<OutputThread> thread) : thread_(std::move(thread)) {
   // For this thread and those that it starts; a refusal costs some speed of steps only.

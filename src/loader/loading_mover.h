@@ -1,14 +1,26 @@
 // A mover whose experts come from the checkpoint: a thread of its own reads them beside the steps.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 
 #include "engine/expert_mover.h"
 #include "engine/output_thread.h"
 #include "io/load_jobs.h"
+#include "loader/spare_experts.h"
+#include "model/backbone_share.h"
 
 namespace tandem {
+
+// The experts that changes bring to an owner, and those that leave it.
+struct ExpertMoves {
+  std::vector<ExpertId> arriving, leaving;
+};
+// Of the changes in these layers. owner: a rank of the stage, or kGpuOwner. is_here: whether the
+// owner has an expert now.
+ExpertMoves moves_of(std::span<const ExpertChange> changes, StageLayers layers, int owner,
+                     const std::function<bool(ExpertId)>& is_here);
 
 class LoadingMover : public ExpertMover {
  public:

@@ -83,7 +83,7 @@ struct ModelOptions {
   int ep = 0;          // ranks that divide the experts, which is all of a stage; 0: not said
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
   ReplicaChoice replica_choice = ReplicaChoice::kNearest;  // of an expert that several ranks have
-  // Of a step of CPU ranks that exchange rows; 0: what is measured to be faster.
+  // Parts of a step where CPU ranks exchange rows; 0: as many as is measured to be faster.
   int micro_batches = 0;
   // Rows and sums arrive so much later, for benchmarks and tests on one host.
   std::chrono::duration<double> simulated_delay{0};

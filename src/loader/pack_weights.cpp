@@ -277,51 +277,60 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
   return model;
 }
 
-ExpertShape expert_shape(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
-                         const ExpertsLayout& experts, const std::vector<Slice>& slices,
-                         int layer) {
-  ExpertShape shape;
-  shape.region_bytes.resize(home.n_regions());
+std::vector<ExpertShape> expert_shapes(ModelWeights& stored, const ModelConfig& config,
+                                       const CpuWeights& home, const ExpertsLayout& experts,
+                                       const std::vector<Slice>& slices) {
+  std::vector<ExpertShape> shapes(config.n_all_layers());
   ModelWeights model;
   model.slices = slices;
   for_each_expert_matrix(
       stored, model, config,
-      [&](const WeightSpec& spec, const QuantView&) {
-        return spec.layer == layer && spec.expert == 0;
-      },
+      [](const WeightSpec& spec, const QuantView&) { return spec.expert == 0; },
       [&](const WeightSpec& spec, const QuantView&, const QuantView& whole) {
         const QuantView part = part_of(spec, whole);
+        ExpertShape& shape = shapes[spec.layer];
+        shape.region_bytes.resize(home.n_regions());
         shape.region_bytes[CpuWeights::region_of(spec)] += bytes_of(spec, part, home, experts);
-        const std::optional<WeightFormat> format =
-            way_of(spec, part, experts) == Way::kConvert ? experts.format(layer) : std::nullopt;
+        const std::optional<WeightFormat> format = way_of(spec, part, experts) == Way::kConvert
+                                                       ? experts.format(spec.layer)
+                                                       : std::nullopt;
         shape.matrices.push_back(
             {spec.rows, spec.cols, static_cast<int64_t>(part.q.dtype), part.scale.rows,
              part.scale.cols, static_cast<int64_t>(part.scale.dtype), part.block_rows,
              part.block_cols, part.row0, part.col0,
              format ? static_cast<int64_t>(format->dtype) : -1, format ? format->group : 0});
       });
-  return shape;
+  return shapes;
 }
 
-std::vector<FfnWeights> reserve_expert(ModelWeights& stored, const ModelConfig& config,
-                                       CpuWeights& home, const ExpertsLayout& experts,
-                                       const std::vector<Slice>& slices, int layer) {
+std::vector<std::vector<FfnWeights>> reserve_experts(ModelWeights& stored,
+                                                     const ModelConfig& config, CpuWeights& home,
+                                                     const PackedExpert& of, int n) {
+  struct Matrix {
+    WeightSpec spec;
+    QuantView* slot;
+    QuantView part;
+  };
+  std::vector<Matrix> matrices;
   ModelWeights model;
-  model.slices = slices;
+  model.slices = of.slices;
   for_each_expert_matrix(
       stored, model, config,
       [&](const WeightSpec& spec, const QuantView&) {
-        return spec.layer == layer && spec.expert == 0;
+        return spec.layer == of.layer && spec.expert == 0;
       },
       [&](const WeightSpec& spec, QuantView& slot, const QuantView& whole) {
-        const QuantView part = part_of(spec, whole);
-        slot = reserve_matrix(spec, part, way_of(spec, part, experts), experts, home);
+        matrices.push_back({spec, &slot, part_of(spec, whole)});
       });
-  std::vector<FfnWeights> place;
-  const std::vector<FfnWeights>& of_layer = model.layers[layer].experts;
-  for (size_t i = 0; i < of_layer.size(); i += config.router.n_experts)
-    place.push_back(of_layer[i]);
-  return place;
+  std::vector<std::vector<FfnWeights>> places(n);
+  for (std::vector<FfnWeights>& place : places) {
+    for (const auto& [spec, slot, part] : matrices)
+      *slot = reserve_matrix(spec, part, way_of(spec, part, of.experts), of.experts, home);
+    const std::vector<FfnWeights>& of_layer = model.layers[of.layer].experts;
+    for (size_t i = 0; i < of_layer.size(); i += config.router.n_experts)
+      place.push_back(of_layer[i]);
+  }
+  return places;
 }
 
 PackedModel packed_experts(ModelWeights& stored, const ModelConfig& config,

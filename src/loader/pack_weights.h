@@ -53,12 +53,20 @@ struct ExpertShape {
   std::vector<std::vector<int64_t>> matrices;  // sizes and types of each
   bool operator==(const ExpertShape&) const = default;
 };
-ExpertShape expert_shape(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
-                         const ExpertsLayout& experts, const std::vector<Slice>& slices, int layer);
-// Reserves memory for any expert of a layer, [slices].
-std::vector<FfnWeights> reserve_expert(ModelWeights& stored, const ModelConfig& config,
-                                       CpuWeights& home, const ExpertsLayout& experts,
-                                       const std::vector<Slice>& slices, int layer);
+// [layers]; empty for a dense layer.
+std::vector<ExpertShape> expert_shapes(ModelWeights& stored, const ModelConfig& config,
+                                       const CpuWeights& home, const ExpertsLayout& experts,
+                                       const std::vector<Slice>& slices);
+// An expert of a layer, and how it is packed.
+struct PackedExpert {
+  const ExpertsLayout& experts;
+  const std::vector<Slice>& slices;
+  int layer;
+};
+// Reserves memory for n experts of a layer, any of them: [n][slices].
+std::vector<std::vector<FfnWeights>> reserve_experts(ModelWeights& stored,
+                                                     const ModelConfig& config, CpuWeights& home,
+                                                     const PackedExpert& of, int n);
 // The matrices of the experts that have a place in `places`, for load_jobs().
 PackedModel packed_experts(ModelWeights& stored, const ModelConfig& config,
                            const ExpertsLayout& experts, ModelWeights places);

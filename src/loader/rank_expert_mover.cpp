@@ -3,32 +3,19 @@
 #include <algorithm>
 
 namespace tandem {
-namespace {
-
-bool has(std::span<const int32_t> ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
-}  // namespace
 
 int RankExpertMover::begin(std::span<const ExpertChange> changes) {
   changes_.assign(changes.begin(), changes.end());
-  arriving_.clear();
-  leaving_.clear();
-  for (const ExpertChange& change : changes_) {
-    if (!has_layer(p_.layers, change.layer)) continue;
-    const bool is_here = has(p_.owners.ranks(change.layer, change.expert), p_.rank);
-    const bool will_be = has(change.ranks, p_.rank);
-    if (will_be && !is_here) arriving_.push_back({change.layer, change.expert});
-    if (is_here && !will_be) leaving_.push_back({change.layer, change.expert});
-  }
-  return static_cast<int>(arriving_.size());
+  moves_ = moves_of(changes, p_.layers, p_.rank, [this](ExpertId id) {
+    const std::vector<int32_t>& ranks = p_.owners.ranks(id.layer, id.expert);
+    return std::find(ranks.begin(), ranks.end(), p_.rank) != ranks.end();
+  });
+  return static_cast<int>(moves_.arriving.size());
 }
 
 void RankExpertMover::exchange() {
-  spare_->exchange(leaving_, p_.weights);
-  for (const ExpertChange& change : changes_)
-    p_.owners.set(change.layer, change.expert, change.ranks);
+  spare_->exchange(moves_.leaving, p_.weights);
+  p_.owners.apply(changes_);
 }
 
 }  // namespace tandem

@@ -2,7 +2,6 @@
 // checkpoint, and from the move on all ranks send rows to the new owners.
 #pragma once
 #include "loader/loading_mover.h"
-#include "loader/spare_experts.h"
 #include "offload/ranks/expert_owners.h"
 
 namespace tandem {
@@ -25,7 +24,7 @@ class RankExpertMover final : public LoadingMover {
  private:
   int begin(std::span<const ExpertChange> changes) override;
   void load_experts(const LoadProgress& progress, MoveStatus& result) override {
-    result.n_bytes = spare_->load(arriving_, {p_.n_threads, progress});
+    result.n_bytes = spare_->load(moves_.arriving, {p_.n_threads, progress});
   }
   void drop() override { spare_->drop(); }
   void exchange() override;
@@ -33,7 +32,7 @@ class RankExpertMover final : public LoadingMover {
   const Parts p_;
   const std::unique_ptr<SpareExperts> spare_;
   std::vector<ExpertChange> changes_;
-  std::vector<ExpertId> arriving_, leaving_;
+  ExpertMoves moves_;
 };
 
 }  // namespace tandem

@@ -15,15 +15,15 @@ struct Kinds {
 Kinds kinds_of(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                const ExpertsLayout& experts, const std::vector<Slice>& slices) {
   Kinds kinds;
+  std::vector<ExpertShape> all = expert_shapes(stored, config, home, experts, slices);
   for (int layer = 0; layer < config.n_all_layers(); ++layer) {
     kinds.of_layer.push_back(-1);
     if (!config.is_moe(layer)) continue;
-    ExpertShape shape = expert_shape(stored, config, home, experts, slices, layer);
-    const auto found = std::find(kinds.shapes.begin(), kinds.shapes.end(), shape);
+    const auto found = std::find(kinds.shapes.begin(), kinds.shapes.end(), all[layer]);
     kinds.of_layer.back() = static_cast<int>(found - kinds.shapes.begin());
     if (found != kinds.shapes.end()) continue;
     kinds.first_layer.push_back(layer);
-    kinds.shapes.push_back(std::move(shape));
+    kinds.shapes.push_back(std::move(all[layer]));
   }
   return kinds;
 }
@@ -51,11 +51,8 @@ SpareExperts::SpareExperts(std::shared_ptr<OpenCheckpoint> checkpoint, const Mod
   for (const ExpertShape& shape : kinds.shapes)
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += n * shape.region_bytes[i];
   memory_.allocate(bytes);
-  free_.resize(kinds.shapes.size());
-  for (size_t kind = 0; kind < free_.size(); ++kind)
-    for (int i = 0; i < n; ++i)
-      free_[kind].push_back(
-          reserve_expert(stored, c_, memory_, layout_.experts, slices_, kinds.first_layer[kind]));
+  for (const int layer : kinds.first_layer)
+    free_.push_back(reserve_experts(stored, c_, memory_, {layout_.experts, slices_, layer}, n));
   kind_ = std::move(kinds.of_layer);
 }
 

@@ -30,7 +30,8 @@ MicroBatchCuts micro_batch_cuts(const Batch& step, int n) {
   return cuts;
 }
 
-// Of n micro-batches, number i has at most a share of the tokens and the rest of a whole sequence.
+// A step with micro-batch i has at least i + 1 of them, so i has at most that part of the tokens
+// and the rest of a whole sequence.
 int most_tokens_of(int micro_batch, int n_tokens) {
   if (micro_batch == 0) return n_tokens;
   const int share = static_cast<int>(ceil_div(int64_t{n_tokens}, micro_batch + 1));

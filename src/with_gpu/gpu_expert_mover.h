@@ -31,7 +31,7 @@ class GpuExpertMover final : public LoadingMover {
   const std::unique_ptr<GpuExpertSlots> slots_;
   const Followers followers_;
   std::vector<ExpertChange> changes_;
-  std::vector<ExpertId> to_gpu_, from_gpu_;
+  ExpertMoves moves_;
 };
 
 }  // namespace tandem

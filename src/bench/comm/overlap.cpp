@@ -123,7 +123,7 @@ class OverlapBench {
   }
 
  private:
-  // Of the rank that takes longest.
+  // The time of the rank that takes longest.
   double seconds_of(const MeasuredStep& step, int n) {
     group_.barrier();
     const auto start = Clock::now();
