@@ -4,33 +4,26 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
 #include <thread>
 
 #include "comm/delayed.h"
 #include "comm/local_ranks.h"
 #include "core/clock.h"
 #include "offload/ranks/rank_experts.h"
-#include "ops/router.h"
 #include "tests/check_close.h"
+#include "tests/replica_tokens.h"
 #include "tests/small_config.h"
 
 namespace tandem::test {
 namespace {
 
-// Expert e multiplies a row by e + 1. Takes `pause` for a batch with rows, in which it sleeps.
+// Takes `pause` for a batch with rows, in which it sleeps.
 class MultiplyingExperts final : public ExpertPool {
  public:
   explicit MultiplyingExperts(std::chrono::microseconds pause) : pause_(pause) {}
   void add_to(Ticket, TensorView y) override {
     std::this_thread::sleep_for(pause_);
-    for (int64_t t = 0; t < y.rows; ++t)
-      for (int64_t k = 0; k < batch_.routing.ids.cols; ++k) {
-        const int32_t e = batch_.routing.ids.row<int32_t>(t)[k];
-        const float weight = batch_.routing.weights.row<float>(t)[k] * static_cast<float>(e + 1);
-        for (int64_t i = 0; e >= 0 && i < y.cols; ++i)
-          y.row<float>(t)[i] += weight * batch_.x.row<float>(t)[i];
-      }
+    add_multiplied(batch_, y);
   }
 
  private:
@@ -42,50 +35,6 @@ class MultiplyingExperts final : public ExpertPool {
   ExpertBatch batch_ = {};
 };
 
-// The tokens of a replica in a step: of sequences with so many tokens each.
-struct ReplicaTokens {
-  ReplicaTokens(const ModelConfig& c, const std::vector<int>& n_tokens, unsigned seed)
-      : n_active(c.router.n_active), dim(c.dim) {
-    std::mt19937 random(seed);
-    for (const int n : n_tokens) {
-      sequences.push_back({static_cast<int32_t>(numbers.size()), n, n, {}});
-      numbers.resize(numbers.size() + n);
-    }
-    x.resize(numbers.size() * dim);
-    for (float& v : x) v = static_cast<float>(random() % 100) / 64;
-    ids = random_experts(c.router, static_cast<int>(numbers.size()), random);
-    for (size_t i = 0; i < ids.size(); ++i)
-      weights.push_back(0.25f + static_cast<float>(random() % 16) / 16);
-  }
-  Batch batch() const { return {numbers, numbers, sequences, {}}; }
-  ExpertBatch experts(int layer, int micro_batch, int first, int n) {
-    return {
-        .layer = layer,
-        .x = TensorView{x.data(), std::ssize(numbers), dim, dim}.rows_from(first, n),
-        .routing = {TensorView{ids.data(), std::ssize(numbers), n_active, n_active, DType::kI32}
-                        .rows_from(first, n),
-                    TensorView{weights.data(), std::ssize(numbers), n_active, n_active}.rows_from(
-                        first, n)},
-        .first_row = first,
-        .micro_batch = micro_batch};
-  }
-  // The sums of a layer, added to y = 1.
-  std::vector<float> sums() const {
-    std::vector<float> y(x.size(), 1.f);
-    for (size_t i = 0; i < x.size(); ++i)
-      for (int64_t k = 0; k < n_active; ++k) {
-        const size_t pair = i / dim * n_active + k;
-        y[i] += weights[pair] * static_cast<float>(ids[pair] + 1) * x[i];
-      }
-    return y;
-  }
-  const int64_t n_active, dim;
-  std::vector<int32_t> numbers;
-  std::vector<Sequence> sequences;
-  std::vector<float> x, weights;
-  std::vector<int32_t> ids;
-};
-
 struct LaneSetting {
   BackboneGrid grid;
   ExchangeMode mode;
@@ -95,7 +44,7 @@ struct LaneSetting {
   std::optional<RankLoss> loss = {};
 };
 
-constexpr int kMaxTokens = 80, kLayers = 3;
+constexpr int kLayers = 3;
 
 ModelConfig config_of_layers() {
   ModelConfig c = small_config();
@@ -118,7 +67,7 @@ double run_lane_steps(
     MultiplyingExperts mine(setting.pause);
     const auto delayed = make_delayed(group, setting.delay);
     Group& used = setting.delay.count() > 0 ? *delayed : group;
-    ExchangedExperts pool({used, setting.grid, owners, kernels, c, mine, kMaxTokens,
+    ExchangedExperts pool({used, setting.grid, owners, kernels, c, mine, kMaxLaneTokens,
                            RowFormat::kF32, setting.mode, setting.micro_batches, setting.patience});
     const int replica = setting.grid.replica_of(group.rank()), n = setting.micro_batches;
     EXPECT_EQ(pool.micro_batches({}, false), n);
@@ -158,20 +107,12 @@ double run_lane_steps(
   return seconds;
 }
 
-const std::vector<std::vector<std::vector<int>>> kSteps = {
-    {{1, 1, 1}, {1, 1, 1, 1}, {1}, {1, 1}},    // decode
-    {{70}, {3}, {}, {1, 1}},                   // a prompt beside decode, and an empty replica
-    {{}, {}, {1}, {}},                         // nothing but one token
-    {{9, 9}, {40, 1, 1}, {80}, {2, 2, 2, 2}},  // drafts beside prompts
-    {{1, 1, 1, 1, 1}, {1}, {}, {}},
-};
-
 TEST(ExchangedExperts, AddTheSameSumsInMicroBatches) {
   for (const ExchangeMode mode : kExchangeModes)
     for (const int n_ranks : {2, 3, 4})
       for (const int n : {1, 2, 4}) {
         SCOPED_TRACE(fmt::format("{}, {} ranks, {} micro-batches", name_of(mode), n_ranks, n));
-        run_lane_steps({{.n_replicas = n_ranks}, mode, n}, kSteps);
+        run_lane_steps({{.n_replicas = n_ranks}, mode, n}, kLaneSteps);
       }
 }
 
@@ -190,7 +131,7 @@ TEST(ExchangedExperts, ALostRankIsNamed) {
                           .micro_batches = 2,
                           .patience = patience,
                           .loss = loss},
-                         kSteps);
+                         kLaneSteps);
           // Windows need few calls of a group, and none once they are there.
           EXPECT_EQ(mode, ExchangeMode::kLowLatency) << "the call is never made";
         } catch (const GroupError& error) {

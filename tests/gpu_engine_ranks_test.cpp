@@ -16,6 +16,7 @@
 #include "engine/scheduler.h"
 #include "gpu_kernels/collectives.h"
 #include "model/cost.h"
+#include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/expert_moves.h"
 #include "tests/fake_checkpoint.h"
@@ -226,20 +227,25 @@ TEST_P(GpuRanks, ReplicasAndPipelinesHaveTheLogitsOfTheCpu) {
   struct Grid {
     int n_ranks, tp;
     bool is_pipeline;
+    int micro_batches = 0;
   };
   // Every family has two of the grids; make test-long computes all.
-  const std::array grids = {Grid{2, 1, false}, Grid{4, 2, false}, Grid{2, 1, true},
-                            Grid{4, 2, true}, Grid{4, 1, true}};
+  const std::array grids = {Grid{2, 1, false}, Grid{4, 2, false, 3}, Grid{2, 1, true},
+                            Grid{4, 2, true},  Grid{4, 1, true, 2},  Grid{2, 1, false, 4}};
   const size_t chosen = std::hash<std::string>()(GetParam()) % grids.size();
   for (size_t i = 0; i < grids.size(); ++i) {
-    const auto& [n_ranks, tp, is_pipeline] = grids[i];
-    if (!std::getenv("TANDEM_LONG_TEST") && i != chosen && i != (chosen + 2) % grids.size())
+    const auto& [n_ranks, tp, is_pipeline, micro_batches] = grids[i];
+    if (!std::getenv("TANDEM_LONG_TEST") && i != chosen && i != (chosen + 3) % grids.size())
       continue;
-    SCOPED_TRACE(fmt::format("{} ranks, tp {}, {}", n_ranks, tp, is_pipeline));
-    Placement placement = random_placement_of_ranks(cpu.config(), n_ranks, rng, tp == 1, tp);
+    SCOPED_TRACE(fmt::format("{} ranks, tp {}, {}, {} micro-batches", n_ranks, tp, is_pipeline,
+                             micro_batches));
+    const bool with_cpu = tp == 1 && micro_batches == 0;
+    Placement placement = random_placement_of_ranks(cpu.config(), n_ranks, rng, with_cpu, tp);
     if (is_pipeline) placement = as_pipeline(placement, cpu.config());
     const PlacementFile file(placement);
-    expect_logits_of_replicas(n_ranks, as_placed(directory, file), tokens, want, 2e-2);
+    ModelOptions options = as_placed(directory, file);
+    options.micro_batches = micro_batches;
+    expect_logits_of_replicas(n_ranks, options, tokens, want, 2e-2);
   }
 }
 
@@ -415,7 +421,10 @@ TEST(GpuRanksOfTinyR1, AnswerAsTheCpu) {
   EXPECT_EQ(answers_on_ranks(2, options, 3), want) << "without a placement";
   ModelOptions replicas = options;
   replicas.n_replicas = 2;
-  EXPECT_EQ(answers_on_ranks(2, replicas, 3), want) << "replicas without a placement";
+  for (const int n : {0, 1, 2}) {
+    replicas.micro_batches = n;
+    EXPECT_EQ(answers_on_ranks(2, replicas, 3), want) << "replicas, micro-batches " << n;
+  }
   ModelOptions stages = options;
   stages.n_stages = 2;
   stages.draft = DraftChoice::kLookup;
@@ -439,6 +448,100 @@ TEST(GpuRanksOfTinyR1, AnswerAsTheCpu) {
     options.max_logits = 8;
     EXPECT_EQ(answers_on_ranks(2, options, 3), want) << name_of(draft) << ", tp " << tp;
   }
+}
+
+struct Swapped {
+  std::vector<std::vector<int32_t>> answers;
+  Scheduler::Counts counts;
+};
+
+// Three sequences for each replica, whose prompts fill a page each; the answers begin another one.
+Swapped answers_of_three(int n_ranks, const ModelOptions& options) {
+  Swapped swapped;
+  on_ranks(n_ranks, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    LoadedModel loaded(on_rank(options, group, &steps));
+    if (!steps.leads()) return steps.follow();
+    Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
+                  {.keeps_pages = false, .drafting = loaded.drafting()});
+    const int n = 3 * engine.grid().n_replicas;
+    swapped.answers.resize(n);
+    for (int i = 0; i < n; ++i) {
+      EngineRequest r;
+      for (int t = 0; t < kPageSize - 1 - i % 3; ++t)
+        r.request.prompt.push_back((t * t + 7 * i) % loaded.config().vocab);
+      r.request.max_new_tokens = 8;
+      r.on_event = [&swapped, i](const TokenEvent& event) {
+        if (event.token) swapped.answers[i].push_back(*event.token);
+        return true;
+      };
+      engine.submit(std::move(r));
+    }
+    while (engine.step()) {
+    }
+    swapped.counts = engine.counts().scheduler;
+    steps.end();
+  });
+  return swapped;
+}
+
+// Each replica has pages in the host memory of its ranks, which hold the same sequences.
+TEST(GpuRanksOfTinyR1, SwapSequencesToHostMemory) {
+  const LimitedGpuMemory memory(kEnough);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.step_tokens = 256;
+  options.max_logits = 16;
+  options.draft_tokens = 2;
+  for (const auto& [dp, tp, pp, draft] : {std::tuple{1, 2, 1, DraftChoice::kMtp},
+                                          {2, 1, 1, DraftChoice::kMtp},
+                                          {1, 1, 2, DraftChoice::kOff},
+                                          {2, 2, 1, DraftChoice::kOff}}) {
+    SCOPED_TRACE(fmt::format("dp {}, tp {}, pp {}", dp, tp, pp));
+    options.n_replicas = dp;
+    options.tp = tp;
+    options.n_stages = pp;
+    options.draft = draft;
+    const int n_ranks = dp * tp * pp;
+    options.context = int64_t{30} * kPageSize;
+    options.max_kv_tokens = 0;
+    const Swapped roomy = answers_of_three(n_ranks, options);
+    options.context = int64_t{5} * kPageSize;
+    options.max_kv_tokens = int64_t{30} * kPageSize;
+    const Swapped tight = answers_of_three(n_ranks, options);
+    EXPECT_EQ(roomy.counts.n_preemptions, 0);
+    EXPECT_EQ(tight.answers, roomy.answers);
+    EXPECT_EQ(tight.counts.n_pages, 5 * dp);
+    EXPECT_GE(tight.counts.n_swaps_out, dp);
+    EXPECT_EQ(tight.counts.n_swaps_in, tight.counts.n_swaps_out);
+    EXPECT_EQ(tight.counts.n_free_host_pages, tight.counts.n_host_pages);
+  }
+}
+
+// A replica without tokens takes part in each micro-batch of the other's recorded steps.
+TEST(GpuRanksOfTinyR1, RecordHowStepsAreDivided) {
+  const LimitedGpuMemory memory(kEnough);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.n_replicas = 2;
+  options.max_logits = 4;
+  const std::vector<int32_t> tokens = {5, 80, 300, 41}, zeros(4), rows = {0, 1, 2, 3};
+  const std::vector<int32_t> pages = {0, 1, 2, 3};
+  std::vector<Sequence> sequences;
+  for (int i = 0; i < 4; ++i) sequences.push_back({i, 1, 1, std::span(pages).subspan(i, 1)});
+  const std::array<Batch, 2> step = {Batch{tokens, zeros, sequences, rows}, Batch{}};
+  on_ranks(2, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    LoadedModel loaded(on_rank(options, group, &steps));
+    StepRunner& model = loaded.model();
+    const TensorView logits = model.logits().rows_from(0, 4);
+    std::vector<float> want, got(logits.rows * logits.cols);
+    for (const int n : {1, 2, 4, 1, 2, 4, 3}) {
+      model.obey_forward(step, loaded.cache(), n);
+      model.device().to_host(logits, {got.data(), logits.rows, logits.cols, logits.cols});
+      if (want.empty()) want = got;
+      if (group.rank() == 0) expect_close(got, want, 1e-2 * largest(want));
+    }
+    group.barrier();
+  });
 }
 
 // Counted are the router's choices, also of experts whose replica on another rank computes them.

@@ -102,8 +102,8 @@ TEST(GpuSwap, PagesReturnBitByBit) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
     SCOPED_TRACE(format_name({kv}));
     LoadedModel loaded(options_for(kFewTokens, 3 * kFewTokens, kv));
-    ASSERT_NE(loaded.host_pages(), nullptr);
-    HostPages& host = *loaded.host_pages();
+    ASSERT_NE(loaded.model().host_pages(), nullptr);
+    HostPages& host = *loaded.model().host_pages();
     ASSERT_EQ(host.n_pages(), 10);
     EXPECT_EQ(host.rates().page_bytes,
               KvCache::bytes_for(loaded.config(), kPageSize, loaded.cache_type()));
@@ -130,13 +130,14 @@ TEST(GpuSwap, PagesReturnBitByBit) {
 }
 
 TEST(GpuSwap, OnlyACacheThatMayOverflowHasHostPages) {
-  EXPECT_EQ(LoadedModel(options_for(kFewTokens, 0)).host_pages(), nullptr);
-  EXPECT_EQ(LoadedModel(options_for(kFewTokens, kFewTokens)).host_pages(), nullptr);
-  EXPECT_EQ(LoadedModel(options_for(kFewTokens, 100 * kFewTokens)).host_pages()->n_pages(), 20);
+  EXPECT_EQ(LoadedModel(options_for(kFewTokens, 0)).model().host_pages(), nullptr);
+  EXPECT_EQ(LoadedModel(options_for(kFewTokens, kFewTokens)).model().host_pages(), nullptr);
+  EXPECT_EQ(LoadedModel(options_for(kFewTokens, 100 * kFewTokens)).model().host_pages()->n_pages(),
+            20);
   ModelOptions on_cpu = options_for(kFewTokens, 3 * kFewTokens);
   on_cpu.device = DeviceChoice::kCpu;
   on_cpu.kv_fraction = 0.5;
-  EXPECT_EQ(LoadedModel(on_cpu).host_pages(), nullptr);
+  EXPECT_EQ(LoadedModel(on_cpu).model().host_pages(), nullptr);
 }
 
 // Lengths of prompts and answers. All prompts are in the first step, so a preemption changes the
@@ -168,10 +169,7 @@ Played play(const Play& how) {
   const int vocab = loaded.config().vocab;
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
   Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, vocab), loaded.context(),
-                {.max_running = 4,
-                 .keeps_pages = how.keeps_pages,
-                 .host_pages = loaded.host_pages(),
-                 .drafting = loaded.drafting()});
+                {.max_running = 4, .keeps_pages = how.keeps_pages, .drafting = loaded.drafting()});
   const auto n_answers = static_cast<int>(how.lengths.size());
   Played played;
   played.tokens.resize(n_answers);

@@ -106,11 +106,12 @@ TEST(StepMessage, AVocabularyAndACopyOfAPage) {
   EXPECT_TRUE(std::ranges::equal(got.vocabulary.allowed, allowed));
   EXPECT_EQ(got.vocabulary.n_tokens, 70);
   const StepOrder copy{
-      .kind = StepOrder::Kind::kCopyPage, .replica = 3, .from_page = 17, .to_page = 4};
+      .kind = StepOrder::Kind::kCopyPage, .replica = 3, .copy = {17, 4, PageCopy::Way::kFromHost}};
   const StepOrder order = sent({.order = copy}, written, reader).order;
   EXPECT_EQ(order.replica, 3);
-  EXPECT_EQ(order.from_page, 17);
-  EXPECT_EQ(order.to_page, 4);
+  EXPECT_EQ(order.copy.page, 17);
+  EXPECT_EQ(order.copy.other, 4);
+  EXPECT_EQ(order.copy.way, PageCopy::Way::kFromHost);
 }
 
 TEST(StepMessage, ExpertsThatMove) {

@@ -203,7 +203,7 @@ void ExchangedExperts::add_travel(const char* name, Ticket ticket) {
     timeline_->add({name, Timeline::Track::kNetwork, layers_[ticket], ticket, began, ended});
 }
 
-double ExchangedExperts::seconds_waited() const {
+std::optional<double> ExchangedExperts::seconds_waited() const {
   double sum = 0;
   for (int i = 0; i < n_micro_batches_; ++i) sum += lanes_[i]->seconds_waited();
   return sum;

@@ -49,7 +49,7 @@ Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer) {
           loaded.cache(),
           vocabulary_of(tokenizer, loaded.config().vocab),
           loaded.context(),
-          {.host_pages = loaded.host_pages(), .drafting = loaded.drafting()}};
+          {.drafting = loaded.drafting()}};
 }
 
 Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& request,

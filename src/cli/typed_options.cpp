@@ -112,10 +112,12 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
               {name_of(ReplicaChoice::kLeastLoaded), ReplicaChoice::kLeastLoaded}},
              "which rank computes a token's expert that several have: the nearest one, which "
              "depends on the token alone, or the one with the least work in the step");
-  add_choice(command, "--micro-batches", model.micro_batches,
-             {{"auto", 0}, {"1", 1}, {"2", 2}, {"3", 3}, {"4", 4}},
-             "parts of a step of CPU ranks, of which one computes while the rows of others travel; "
-             "auto: what is measured to be faster");
+  add_choice(
+      command, "--micro-batches", model.micro_batches,
+      {{"auto", 0}, {"1", 1}, {"2", 2}, {"3", 3}, {"4", 4}},
+      "parts of a step of ranks with replicas, of which one computes while the rows of others "
+      "travel; "
+      "auto: what is measured to be faster");
   command
       .add_flag_callback("--enable-microbatch",
                          [&model] { model.micro_batches = 0; })  // LMDeploy's

@@ -10,11 +10,16 @@
 namespace tandem {
 namespace {
 
+// Of each replica.
+int n_host_pages(const StepRunner& model) {
+  return model.host_pages() ? model.host_pages()->n_pages() : 0;
+}
+
 Scheduler::Limits scheduler_limits(const StepRunner& model, const KvCache& cache,
                                    const Engine::Options& options) {
   const int most = std::min(model.limits().max_tokens, model.limits().max_logits);
   return {.n_pages = cache.n_pages(),
-          .n_host_pages = options.host_pages ? options.host_pages->n_pages() : 0,
+          .n_host_pages = n_host_pages(model),
           .max_tokens = model.limits().max_tokens,
           .max_running = std::min(options.max_running, most),
           .max_logits = model.limits().max_logits,
@@ -32,8 +37,7 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
       options_(options),
       chooser_(model, vocabulary_),
       replicas_(model.n_replicas(), scheduler_limits(model, cache, options)),
-      drafter_(model, cache, options.drafting,
-               options.host_pages ? options.host_pages->n_pages() : 0),
+      drafter_(model, cache, options.drafting, n_host_pages(model)),
       steps_(model.n_replicas(), StepArrays(model.limits().max_tokens)),
       batches_(model.n_replicas()) {
   const int64_t longest = replicas_.at(0).longest_sequence();
@@ -41,7 +45,6 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
           "the context of {} tokens does not fit the KV cache of {} tokens: lower --ctx or "
           "raise --kv-tokens",
           context, longest);
-  check(!options.host_pages || model.n_replicas() == 1, "one replica has pages in host memory");
   counts_.scheduler = replicas_.counts();
   homes_ = std::make_shared<ExpertHomes>(options.homes);
   check(!options.rebalance || options.expert_window > 0, "experts move by their use");
@@ -227,14 +230,10 @@ void Engine::sample(const Plan& plan) {
 void Engine::copy_pages(int replica) {
   for (const PageCopy& copy : replicas_.at(replica).copies()) {
     drafter_.copied(replica, copy);
-    if (copy.way != PageCopy::Way::kWithin) {
-      options_.host_pages->copy(copy);
-      continue;
-    }
-    model_.copy_page(cache_, replica, copy.other, copy.page);
+    model_.copy_page(cache_, replica, copy);
   }
-  if (!options_.host_pages) return;
-  SwapRates rates = options_.host_pages->rates();
+  if (!model_.host_pages()) return;
+  SwapRates rates = model_.host_pages()->rates();
   rates.computed_tokens_per_second = speed_.tokens_per_second();
   replicas_.set_rates(rates);
 }

@@ -11,7 +11,6 @@
 
 #include "engine/drafter.h"
 #include "engine/expert_window.h"
-#include "engine/host_pages.h"
 #include "engine/output_thread.h"
 #include "engine/rebalancer.h"
 #include "engine/replicas.h"
@@ -36,12 +35,11 @@ struct EngineCounts {
 class Engine {
  public:
   struct Options {
-    int max_running = 256;            // sequences of a replica at a time; the model limits them too
-    bool keeps_pages = true;          // prefix cache
-    HostPages* host_pages = nullptr;  // for swapping; null: preempted sequences are recomputed
-    OutputThread* output = nullptr;   // delivers events; null: they are delivered between steps
-    OutputThread* masks = nullptr;    // computes token masks beside the step; null: after it
-    Drafting drafting = {};           // what is drafted
+    int max_running = 256;           // sequences of a replica at a time; the model limits them too
+    bool keeps_pages = true;         // prefix cache
+    OutputThread* output = nullptr;  // delivers events; null: they are delivered between steps
+    OutputThread* masks = nullptr;   // computes token masks beside the step; null: after it
+    Drafting drafting = {};          // what is drafted
     // Steps for which uses of experts are counted, at most ExpertWindow::kMaxSteps; the model has
     // count_experts(). 0: they are not counted.
     int expert_window = 0;

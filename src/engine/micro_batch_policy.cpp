@@ -28,17 +28,19 @@ int MicroBatchPolicy::choose(const Step& step) {
 // At best, n micro-batches take as long as all of them are computed, or as long as one of them is
 // computed and waits.
 bool MicroBatchPolicy::promises(const Size& size, size_t choice) const {
+  if (!size.waited.is_known()) return true;
   const double seconds = size.seconds[0].value(), waited = size.waited.value();
   const double computed = seconds - waited;
   return std::max(computed, computed / kChoices[choice] + waited) < kWorthTrying * seconds;
 }
 
-void MicroBatchPolicy::measured(const Step& step, int n, double seconds, double seconds_waited) {
+void MicroBatchPolicy::measured(const Step& step, int n, double seconds,
+                                std::optional<double> seconds_waited) {
   Size& size = size_of(step);
   const auto choice = std::find(kChoices.begin(), kChoices.end(), n) - kChoices.begin();
   check(choice < std::ssize(kChoices), "micro-batches that are chosen");
   size.seconds[choice].add(seconds / step.n_tokens);
-  if (choice == 0) size.waited.add(seconds_waited / step.n_tokens);
+  if (choice == 0 && seconds_waited) size.waited.add(*seconds_waited / step.n_tokens);
 }
 
 MicroBatchPolicy::Size& MicroBatchPolicy::size_of(const Step& step) {

@@ -3,6 +3,7 @@
 // its inputs alone, without a clock.
 #pragma once
 #include <array>
+#include <optional>
 
 #include "model/batch.h"
 
@@ -17,8 +18,8 @@ class MicroBatchPolicy {
   };
   // 1, or another number of kChoices that is at most step.most.
   int choose(const Step& step);
-  // What a step in n micro-batches took, and how long of it this rank waited for others.
-  void measured(const Step& step, int n, double seconds, double seconds_waited);
+  // What a step in n micro-batches took, and how long of it this rank waited for others, if known.
+  void measured(const Step& step, int n, double seconds, std::optional<double> seconds_waited);
 
   static constexpr std::array kChoices = {1, 2, kMaxMicroBatches};
 
@@ -39,7 +40,7 @@ class MicroBatchPolicy {
   // What is known of steps with about as many tokens.
   struct Size {
     std::array<Mean, kChoices.size()> seconds;
-    Mean waited;      // in one micro-batch
+    Mean waited;      // in one micro-batch; not known: any number of them may be faster
     int n_steps = 0;  // since another choice than the best was made
     size_t next = 0;  // choice to be tried next
   };

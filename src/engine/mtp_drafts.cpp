@@ -9,7 +9,7 @@ MtpDrafts::MtpDrafts(StepRunner& model, KvCache& cache, int n_host_pages)
       cache_(cache),
       n_modules_(model.config().n_used_mtp_layers),
       n_filled_(model.n_replicas(), std::vector<uint8_t>(cache.n_pages())),
-      n_filled_on_host_(n_host_pages),
+      n_filled_on_host_(model.n_replicas(), std::vector<uint8_t>(n_host_pages)),
       steps_(model.n_replicas(), StepArrays(model.limits().max_tokens)) {
   check(n_modules_ > 0, "the layers for multi-token prediction are loaded");
 }
@@ -31,13 +31,13 @@ void MtpDrafts::will_compute(int replica, std::span<const int32_t> pages, int fi
 }
 
 void MtpDrafts::copied(int replica, const PageCopy& copy) {
-  std::vector<uint8_t>& n_filled = n_filled_[replica];
+  std::vector<uint8_t>&n_filled = n_filled_[replica], &on_host = n_filled_on_host_[replica];
   switch (copy.way) {
     case PageCopy::Way::kToHost:
-      n_filled_on_host_[copy.other] = n_filled[copy.page];
+      on_host[copy.other] = n_filled[copy.page];
       break;
     case PageCopy::Way::kFromHost:
-      n_filled[copy.page] = n_filled_on_host_[copy.other];
+      n_filled[copy.page] = on_host[copy.other];
       break;
     case PageCopy::Way::kWithin:
       n_filled[copy.page] = n_filled[copy.other];

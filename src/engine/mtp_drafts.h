@@ -55,10 +55,10 @@ class MtpDrafts final : public DraftSource {
   StepRunner& model_;
   KvCache& cache_;
   const int n_modules_;
-  std::vector<std::vector<uint8_t>> n_filled_;  // [replicas][pages] rows
-  std::vector<uint8_t> n_filled_on_host_;       // [host pages], which only one replica has
-  std::vector<Part> parts_;                     // in order of replicas
-  std::vector<const Part*> drafted_;            // the parts of the last rows of logits
+  std::vector<std::vector<uint8_t>> n_filled_;          // [replicas][pages] rows
+  std::vector<std::vector<uint8_t>> n_filled_on_host_;  // [replicas][host pages] rows
+  std::vector<Part> parts_;                             // in order of replicas
+  std::vector<const Part*> drafted_;                    // the parts of the last rows of logits
   std::map<SequenceId, Drafts> drafts_;
   std::vector<StepArrays> steps_;  // [replicas]
 };

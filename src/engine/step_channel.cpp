@@ -134,7 +134,7 @@ bool StepChannel::obey(const StepMessage& message) {
       runner.draft(order.module, order.states, message.batches, cache);
       break;
     case StepOrder::Kind::kCopyPage:
-      runner.copy_page(cache, order.replica, order.from_page, order.to_page);
+      runner.copy_page(cache, order.replica, order.copy);
       return true;
     case StepOrder::Kind::kVocabulary:
       runner.set_vocabulary(message.vocabulary);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/deepseek.h"
+#include "engine/swapping.h"
 #include "offload/plan/rebalance.h"
 #include "ops/device.h"
 
@@ -39,10 +40,11 @@ struct StepOrder {
   };
   Kind kind;
   int32_t model = 0;
-  int32_t module = 0;                               // of kDraft
-  HiddenStates states = HiddenStates::kOfModel;     // of kDraft
-  int32_t replica = 0, from_page = 0, to_page = 0;  // of kCopyPage
-  int32_t micro_batches = 1;                        // of kForward
+  int32_t module = 0;                            // of kDraft
+  HiddenStates states = HiddenStates::kOfModel;  // of kDraft
+  int32_t replica = 0;                           // of kCopyPage
+  PageCopy copy = {};                            // of kCopyPage
+  int32_t micro_batches = 1;                     // of kForward
 };
 
 struct StepMessage {

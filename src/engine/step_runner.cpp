@@ -61,11 +61,10 @@ void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
   const int n = passes_in_pieces(replicas) ? 1 : micro_batches_of(replicas);
   const auto turn = announced(
       {.order = {.kind = StepOrder::Kind::kForward, .micro_batches = n}, .batches = replicas});
-  if (!is_measured_) return obey_forward(replicas, cache, n);
   const auto start = Clock::now();
   obey_forward(replicas, cache, n);
-  policy_.measured(measured_step(replicas), n, seconds_since(start),
-                   parts_.experts.seconds_waited());
+  if (is_measured_)
+    policy_.measured(measured_step(replicas), n, seconds_since(start), seconds_waited());
 }
 
 void StepRunner::obey_forward(std::span<const Batch> replicas, KvCache& cache,
@@ -83,11 +82,12 @@ void StepRunner::forward_piece(std::span<const Batch> replicas, KvCache& cache,
                                int64_t first_logits, int n_micro_batches) {
   const Batch& batch = begin_step(replicas, n_micro_batches);
   const MicroBatches step = divider_.divide(batch, n_micro_batches);
-  const Work work = {model_.main_layers(), 0, is_decode(replicas), replicas, batch, step, cache};
+  const Batch whole = divider_.whole();
+  const Work work = {model_.main_layers(), 0, is_decode(replicas), replicas, step, whole, cache};
   const auto enqueue = [&] {
-    model_.embed(batch);
+    model_.embed(whole);
     run(work);
-    model_.head(batch, first_logits);
+    model_.head(whole, first_logits);
   };
   compute(work, std::ref(enqueue));  // a copy of enqueue would allocate
 }
@@ -111,8 +111,8 @@ void StepRunner::draft(int module, HiddenStates states, std::span<const Batch> r
       .is_decode =
           all_of(replicas, [&](const Batch& b) { return model_.attention().is_uniform(b); }),
       .replicas = replicas,
-      .batch = batch,
       .step = step,
+      .batch = batch,
       .cache = cache};
   const auto enqueue = [&] {
     model_.join(module, states, batch);
@@ -131,13 +131,12 @@ const Batch& StepRunner::begin_step(std::span<const Batch> replicas, int n_micro
   return replicas[grid_.replica_of(rank_)];
 }
 
-void StepRunner::copy_page(KvCache& cache, int replica, int32_t from, int32_t to) {
-  const auto turn = announced({.order = {.kind = StepOrder::Kind::kCopyPage,
-                                         .replica = replica,
-                                         .from_page = from,
-                                         .to_page = to}});
+void StepRunner::copy_page(KvCache& cache, int replica, const PageCopy& copy) {
+  const auto turn =
+      announced({.order = {.kind = StepOrder::Kind::kCopyPage, .replica = replica, .copy = copy}});
   if (replica != grid_.replica_of(rank_)) return;
-  cache.for_each_pair(from, to, [&](auto source, auto target) {
+  if (copy.way != PageCopy::Way::kWithin) return host_pages_->copy(copy);
+  cache.for_each_pair(copy.other, copy.page, [&](auto source, auto target) {
     parts_.device.copy(source.data(), std::ssize(source), target.data());
   });
 }
@@ -319,11 +318,13 @@ void StepRunner::run_or_replay(const Work& work, const std::function<void()>& en
                    .first_layer = work.layers.first,
                    .variant = work.variant,
                    .n_logits = static_cast<int>(work.batch.logit_rows.size()),
+                   .n_parts = work.step.n,
                    .n_tokens = most_tokens(work.replicas),
                    .of_replicas = grid_.n_replicas > 1 ? checksum_of_sizes(work.replicas) : 0};
   for (int i = 0; i < work.step.n; ++i) key.parts[i] = size_of_part(work.step.at[i]);
   const auto follow = [&] { parts_.experts.follow(work.layers, work.step); };
-  parts_.device.run_recorded(key, enqueue, std::ref(follow));
+  // What takes as long as recording says nothing about later steps.
+  if (parts_.device.run_recorded(key, enqueue, std::ref(follow))) is_measured_ = false;
 }
 
 // In a decode step all tokens of a sequence have logits, if there are several.

@@ -6,6 +6,7 @@
 
 #include "engine/deepseek.h"
 #include "engine/expert_mover.h"
+#include "engine/host_pages.h"
 #include "engine/logits_reader.h"
 #include "engine/micro_batch_policy.h"
 #include "engine/pipeline.h"
@@ -30,8 +31,8 @@ class StepRunner {
   void forward(const Batch& only, KvCache& cache, TensorView logits);
   // The same as forward() on rank 0, which has divided the step into so many micro-batches.
   void obey_forward(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
-  // How long this rank waited for rows of other ranks in the last step.
-  double seconds_waited() const { return parts_.experts.seconds_waited(); }
+  // How long this rank waited for rows of other ranks in the last step, in seconds, if known.
+  std::optional<double> seconds_waited() const { return parts_.experts.seconds_waited(); }
   // After forward(): computes layer `module` for multi-token prediction, for a step whose token i
   // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
   // tokens after logit_rows. Throws RunError as forward() does.
@@ -39,8 +40,11 @@ class StepRunner {
   void draft(int module, HiddenStates states, const Batch& only, KvCache& cache) {
     draft(module, states, std::span(&only, 1), cache);
   }
-  // Copies a page of a replica's cache to another one.
-  void copy_page(KvCache& cache, int replica, int32_t from, int32_t to);
+  // The pages in host memory of this rank's replica from now on. All ranks have as many, or none.
+  void use(HostPages* pages) { host_pages_ = pages; }
+  HostPages* host_pages() const { return host_pages_; }
+  // Copies a page of a replica's cache; later steps see its result.
+  void copy_page(KvCache& cache, int replica, const PageCopy& copy);
 
   // Which tokens read_logits() draws from now on.
   void set_vocabulary(const DrawnVocabulary& vocabulary);
@@ -99,8 +103,8 @@ class StepRunner {
     int variant;     // of these layers' operations
     bool is_decode;  // the next token of each sequence, with drafts or without: such steps repeat
     std::span<const Batch> replicas;
-    const Batch& batch;        // of this rank; empty: it has no tokens in the step
-    const MicroBatches& step;  // `batch` as it passes through the layers; some may be empty
+    const MicroBatches& step;  // of this rank, as it passes through the layers; some may be empty
+    const Batch& batch;        // the same as a whole; empty: this rank has no tokens in the step
     KvCache& cache;
   };
   StepChannel::Turn announced(StepMessage message) const;
@@ -135,7 +139,8 @@ class StepRunner {
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
   bool others_know_vocabulary_ = false;
   bool counts_experts_ = false;
-  bool is_measured_ = false;  // whether policy_ decided the step
+  bool is_measured_ = false;  // whether policy_ decided the step, and learns from it
+  HostPages* host_pages_ = nullptr;
   ExpertMover* mover_ = nullptr;
   std::vector<MoveStatus> move_status_;  // [ranks]
   std::vector<std::byte> reply_;

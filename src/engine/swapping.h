@@ -8,9 +8,9 @@ namespace tandem {
 // A copy of a page of the cache to a page of host memory, from one, or from another page of the
 // cache.
 struct PageCopy {
-  enum class Way { kToHost, kFromHost, kWithin };
-  int32_t page, other;
-  Way way;
+  enum class Way : int32_t { kToHost, kFromHost, kWithin };
+  int32_t page = 0, other = 0;
+  Way way = Way::kWithin;
 };
 
 // Measured rates; 0: unknown.

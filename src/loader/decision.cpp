@@ -215,13 +215,15 @@ void require_routing_of_one_replica(const ModelOptions& options, const Decision&
           "stage has its own layers only: record with one of each");
 }
 
-// CPUs of ranks that exchange rows divide steps as the user says. A GPU and its CPU do as placed.
-void require_exchanged_rows(const ModelOptions& options, bool exchanges_rows) {
-  require(options.micro_batches == 0 || exchanges_rows,
-          "--micro-batches {}: only CPUs of several ranks with replicas (--dp), or with gather, "
-          "all-to-all or low-latency as --ep-dispatch, exchange rows: leave it out",
-          options.micro_batches);
-  require(options.simulated_delay.count() == 0 || exchanges_rows,
+// Ranks that exchange rows divide steps as the user says. A GPU and its CPU do as placed.
+void require_exchanged_rows(const ModelOptions& options, bool divides, bool delays) {
+  require(
+      options.micro_batches == 0 || divides,
+      "--micro-batches {}: only ranks with replicas (--dp), and CPUs with gather, all-to-all or "
+      "low-latency as --ep-dispatch, exchange rows, and GPUs only if they have all experts: "
+      "leave it out",
+      options.micro_batches);
+  require(options.simulated_delay.count() == 0 || delays,
           "--simulate-delay {:g}: no rows travel between CPUs of several ranks: leave it out",
           options.simulated_delay.count() * 1e3);
 }
@@ -238,12 +240,12 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "--ep-dispatch {}: the GPUs of {} exchange rows by {}: leave it out, or use --device cpu",
           name_of(options.dispatch), has_replicas ? "several replicas" : "one replica",
           name_of(here));
-  require_exchanged_rows(options, false);
   require_routing_of_one_replica(options, decision);
   require(options.replica_choice == ReplicaChoice::kNearest,
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
           name_of(options.replica_choice));
   const bool whole = all_on_gpu(share.parts);
+  require_exchanged_rows(options, has_replicas && whole, false);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   ExecutedParts& parts = decision.parts;
   parts.gpu = share.parts;
@@ -265,7 +267,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
   const bool dispatches =
       options.dispatch != ExpertDispatch::kAuto && options.dispatch != ExpertDispatch::kAllReduce;
   const bool exchanges_rows = options.ranks.group && (divides_rows || dispatches);
-  require_exchanged_rows(options, exchanges_rows);
+  require_exchanged_rows(options, exchanges_rows, exchanges_rows);
   require_routing_of_one_replica(options, decision);
   require(!options.record_timeline || exchanges_rows,
           "--timeline shows GPU and CPU side by side, or CPU and network of ranks that exchange "
@@ -355,15 +357,17 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
 }
 
 GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision) {
-  return {.max_tokens = decision.limits.max_tokens,
-          .max_logits = decision.limits.max_logits,
-          .context = decision.context,
-          .cache_type = decision.parts.kv_type,
-          .fp8_activations = options.fp8_activations,
-          .share = decision.share,
-          .grid = decision.parts.grid,
-          .replicated_experts = has_replicas(decision.parts),
-          .moves_experts = options.moves_experts};
+  return {
+      .max_tokens = decision.limits.max_tokens,
+      .max_logits = decision.limits.max_logits,
+      .context = decision.context,
+      .cache_type = decision.parts.kv_type,
+      .fp8_activations = options.fp8_activations,
+      .share = decision.share,
+      .grid = decision.parts.grid,
+      .replicated_experts = has_replicas(decision.parts),
+      .moves_experts = options.moves_experts,
+      .micro_batches = options.micro_batches > 0 ? options.micro_batches : ExpertPool::kMeasured};
 }
 
 }  // namespace tandem

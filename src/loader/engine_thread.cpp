@@ -52,7 +52,6 @@ void EngineThread::load_and_run() {
   Engine engine(loaded.model(), loaded.cache(), vocabulary, loaded.context(),
                 {.max_running = options_.max_running,
                  .keeps_pages = options_.keeps_pages,
-                 .host_pages = loaded.host_pages(),
                  .output = options_.async_output ? &output_ : nullptr,
                  .masks = options_.async_output ? &masks_ : nullptr,
                  .drafting = loaded.drafting(),

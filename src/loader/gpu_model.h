@@ -32,6 +32,7 @@ struct GpuModelOptions {
   int n_threads = 1;                        // loading threads
   bool replicated_experts = false;          // several ranks have the same expert
   bool moves_experts = false;               // mover()
+  int micro_batches = 1;                    // of steps of replicas, or ExpertPool::kMeasured
   bool records = true;                      // decode steps are recorded as graphs
   LoadProgress progress = {};
   // Tokens for which experts are computed at a time: replicas bring theirs together.

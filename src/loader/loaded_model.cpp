@@ -318,7 +318,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type, stage);
   cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
                                      gpu_->device().allocate(bytes), stage);
-  if (!options.ranks.group) add_host_pages(options);
+  add_host_pages(options);
 }
 
 void LoadedModel::join_ranks(Group& group) {
@@ -329,11 +329,15 @@ void LoadedModel::join_ranks(Group& group) {
 
 // Uses the memory that is free after everything else is allocated.
 void LoadedModel::add_host_pages(const ModelOptions& options) {
-  const int n = host_pages_for({.gpu_pages = cache_->n_pages(),
-                                .most_pages = options.max_kv_tokens / kPageSize,
-                                .page_bytes = KvCache::bytes_for(config_, kPageSize, cache_type()),
-                                .memory_bytes = available_memory_bytes()});
-  if (n > 0) host_pages_ = std::make_unique<HostPages>(gpu_->device(), *cache_, n);
+  const Ranks& ranks = options.ranks;
+  int64_t n = host_pages_for({.gpu_pages = cache_->n_pages(),
+                              .most_pages = options.max_kv_tokens / kPageSize,
+                              .page_bytes = cache_->page_bytes(),
+                              .memory_bytes = available_memory_bytes() / ranks.n_of_host});
+  if (ranks.group) n = least_on_all(*ranks.group, n);
+  if (n == 0) return;
+  host_pages_ = std::make_unique<HostPages>(gpu_->device(), *cache_, static_cast<int>(n));
+  model_->use(host_pages_.get());
 }
 
 void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {

@@ -33,7 +33,6 @@ class LoadedModel {
 
   StepRunner& model() { return *model_; }
   KvCache& cache() { return *cache_; }
-  HostPages* host_pages() { return host_pages_.get(); }  // null: none
   const ModelConfig& config() const { return config_; }
   // The first pipeline stage has layer 0.
   DType cache_type() const { return cache_->layer(0).dtype; }

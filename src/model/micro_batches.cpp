@@ -43,33 +43,29 @@ MicroBatchDivider::MicroBatchDivider(int max_tokens) {
 }
 
 MicroBatches MicroBatchDivider::divide(const Batch& step, int n) {
+  whole_ = step;
   if (n == 1) return {{step}, 1};
   const MicroBatchCuts cuts = micro_batch_cuts(step, n);
   sequences_.clear();
   MicroBatches parts{.at = {}, .n = n};
   for (int i = 0; i < n && i < kMaxMicroBatches; ++i) {
     const int first = cuts[i], end = cuts[i + 1];
-    const size_t first_copy = sequences_.size();
-    size_t first_sequence = 0, n_sequences = 0;
-    bool are_whole = true;
-    for (size_t j = 0; j < step.sequences.size(); ++j) {
-      const Sequence& s = step.sequences[j];
+    const size_t first_sequence = sequences_.size();
+    for (const Sequence& s : step.sequences) {
       const int begin = std::max(first, s.first_token);
       const int stop = std::min(end, s.first_token + s.n_tokens);
       if (begin >= stop) continue;
-      if (n_sequences++ == 0) first_sequence = j;
-      are_whole = are_whole && stop - begin == s.n_tokens;
       const int n_later = s.first_token + s.n_tokens - stop;
       sequences_.push_back({begin, stop - begin, s.kv_length - n_later, s.kv_pages});
     }
     const auto n_tokens = static_cast<size_t>(end - first);
     parts.at[i] = {.tokens = step.tokens.subspan(first, n_tokens),
                    .positions = step.positions.subspan(first, n_tokens),
-                   .sequences = are_whole ? step.sequences.subspan(first_sequence, n_sequences)
-                                          : std::span(sequences_).subspan(first_copy),
+                   .sequences = std::span(sequences_).subspan(first_sequence),
                    .logit_rows = step.logit_rows,
                    .micro_batch = i};
   }
+  whole_.sequences = sequences_;
   return parts;
 }
 

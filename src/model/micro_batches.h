@@ -22,13 +22,16 @@ class MicroBatchDivider {
  public:
   // For steps of up to max_tokens tokens.
   explicit MicroBatchDivider(int max_tokens);
-  // Valid until the next call, as long as `step` is. Sequences of a micro-batch that has whole ones
-  // only are those of the step: a GPU knows them by their place in it. A sequence may continue in
-  // the next micro-batch, whose tokens of a layer are computed after those before them.
+  // Valid until the next call, as long as `step` is. A sequence may continue in the next
+  // micro-batch, whose tokens of a layer are computed after those before them.
   MicroBatches divide(const Batch& step, int n);
+  // The step of the last call, with the sequences of its micro-batches one after the other: a GPU
+  // knows them by their place in it.
+  const Batch& whole() const { return whole_; }
 
  private:
   std::vector<Sequence> sequences_;
+  Batch whole_;
 };
 
 }  // namespace tandem

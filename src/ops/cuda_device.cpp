@@ -69,12 +69,16 @@ void CudaDevice::to_host(TensorView x, TensorView out) {
 }
 
 // Graphs are not padded to a larger size, because experts would be read for the padding rows.
-void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
+bool CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
                               const std::function<void()>& follow) {
   n_nodes_of_last_step_ = n_early_of_last_step_ = 0;
-  if (!records_ || key.n_tokens > kMaxRecordedTokens) return enqueue();
+  if (!records_ || key.n_tokens > kMaxRecordedTokens) {
+    enqueue();
+    return false;
+  }
   auto known = recorded_.find(key);
-  if (known == recorded_.end()) {
+  const bool is_new = known == recorded_.end();
+  if (is_new) {
     gpu::Graph graph = stream_.capture(enqueue);
     const int64_t bytes = graph.bytes();
     while (!recorded_.empty() &&
@@ -89,7 +93,8 @@ void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>&
   n_early_of_last_step_ = graph.n_early();
   if (!launcher_) {
     stream_.replay(graph);
-    return follow();
+    follow();
+    return is_new;
   }
   const std::function<void()> launch = [this, &graph] { stream_.replay(graph); };
   launcher_->start(launch);
@@ -100,6 +105,7 @@ void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>&
     throw;
   }
   launcher_->wait();
+  return is_new;
 }
 
 void CudaDevice::drop_oldest() {

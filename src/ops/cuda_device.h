@@ -37,7 +37,7 @@ class CudaDevice final : public Device {
   void copy(const void* from, int64_t bytes, void* to) override { stream_.copy(from, bytes, to); }
   void to_host(TensorView x, TensorView out) override;
   void wait() override;
-  void run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
+  bool run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
                     const std::function<void()>& follow) override;
   std::unique_ptr<DeviceSampler> make_sampler(std::span<const uint32_t> allowed, int n_tokens,
                                               int max_rows) override;

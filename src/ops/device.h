@@ -42,6 +42,7 @@ struct RecordKey {
   int first_layer, variant;  // of layers, and of their operations
   int n_logits;
   std::array<Part, kMaxMicroBatches> parts = {};
+  int n_parts = 1;           // also where this rank has no tokens in them
   int n_tokens = 0;          // of the step, or of the replica with the most
   uint64_t of_replicas = 0;  // what all replicas compute, as a checksum; 0: there is one
   // The comparison of clang 14 uses a literal zero.
@@ -67,10 +68,11 @@ class Device {
 
   // Runs enqueue(), which calls the operations of a decode step, or replays what it enqueued when
   // it was called with this key before. While a replay runs, calls follow(), which does the host's
-  // part of the step and enqueues nothing.
-  virtual void run_recorded(const RecordKey&, const std::function<void()>& enqueue,
+  // part of the step and enqueues nothing. Returns whether it had to record first.
+  virtual bool run_recorded(const RecordKey&, const std::function<void()>& enqueue,
                             const std::function<void()>& /*follow*/) {
     enqueue();
+    return false;
   }
 
   // A sampler for up to max_rows rows of n_tokens logits, which draws only tokens with a set bit in

@@ -1,6 +1,8 @@
 // The routed experts as the forward pass uses them: a layer's work is submitted, and its sum is
 // added when it is needed. The pool decides which device computes which expert (offload/).
 #pragma once
+#include <optional>
+
 #include "model/batch.h"
 
 namespace tandem {
@@ -65,8 +67,9 @@ class ExpertPool {
     return 1;
   }
   static constexpr int kMeasured = 0;
-  // Seconds of the step in which this rank waited for rows and sums of other ranks.
-  virtual double seconds_waited() const { return 0; }
+  // Seconds of the step in which this rank waited for rows and sums of other ranks; nothing: not
+  // known.
+  virtual std::optional<double> seconds_waited() const { return {}; }
   // Does the host's part of a step, layer by layer, while a device replays its recorded submit()
   // and add_to(). Throws as add_to() does.
   virtual void follow(LayerRange /*layers*/, const MicroBatches& /*step*/) {}

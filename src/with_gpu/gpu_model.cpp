@@ -73,6 +73,11 @@ int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config,
   return bytes;
 }
 
+// Experts of other ranks' rows are computed by the GPU alone in a step that is divided.
+int micro_batches_of(const GpuModelOptions& options, const GpuParts& parts) {
+  return all_on_gpu(parts) ? options.micro_batches : 1;
+}
+
 bool any_on_gpu(const GpuParts& parts) {
   return std::any_of(parts.experts.begin(), parts.experts.end(), [](const auto& layer) {
     return std::find(layer.begin(), layer.end(), true) != layer.end();
@@ -121,7 +126,8 @@ int64_t bytes_beside_weights(const ModelWeights& stored, const ModelConfig& conf
                                         options.grid.n_of_stage(), n, config.router.n_active)
               : 0) +
          (options.grid.n_replicas > 1
-              ? CudaGatheredExperts::bytes_for(config, options.grid.of_stage(), options.max_tokens)
+              ? CudaGatheredExperts::bytes_for(config, options.grid.of_stage(), options.max_tokens,
+                                               micro_batches_of(options, parts))
               : 0) +
          (options.moves_experts ? GpuExpertSlots::bytes_for(stored, spare_experts(parts)) : 0) +
          DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
@@ -156,6 +162,7 @@ class Loaded final : public GpuModel {
       : config_(config),
         max_tokens_(options.max_tokens),
         expert_tokens_(options.expert_tokens()),
+        exchanged_micro_batches_(micro_batches_of(options, parts)),
         grid_(options.grid),
         stream_from_(parts.stream_from_tokens),
         micro_batches_from_(parts.micro_batches_from_sequences),
@@ -205,8 +212,16 @@ class Loaded final : public GpuModel {
                               experts(), stream_},
           expert_tokens_, config_.router.n_active);
     if (grid_.n_replicas == 1) return;
+    network_ = std::make_unique<gpu::Stream>();
     gathered_ = std::make_unique<CudaGatheredExperts>(
-        config_, CudaGatheredExperts::Parts{*stage_, grid_.of_stage(), experts(), stream_},
+        config_,
+        CudaGatheredExperts::Parts{.ranks = *stage_,
+                                   .grid = grid_.of_stage(),
+                                   .mine = experts(),
+                                   .mine_on_gpu = hybrid_ == nullptr,
+                                   .micro_batches = exchanged_micro_batches_,
+                                   .stream = stream_,
+                                   .network = *network_},
         max_tokens_);
   }
   // A rank that waits for its stage's or for another stage.
@@ -273,6 +288,7 @@ class Loaded final : public GpuModel {
 
   const ModelConfig& config_;
   const int max_tokens_, expert_tokens_;
+  const int exchanged_micro_batches_;  // of replicas
   const BackboneGrid grid_;
   const int stream_from_, micro_batches_from_;
   const gpu::GpuInfo gpu_info_;
@@ -280,6 +296,7 @@ class Loaded final : public GpuModel {
   const std::vector<std::vector<bool>> on_other_ranks_;
   const int n_spare_experts_;
   gpu::Stream stream_;
+  std::unique_ptr<gpu::Stream> network_;  // null: one replica
   // The GPUs of other ranks, as in GridGroups; null: there are none.
   std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_;
   std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded

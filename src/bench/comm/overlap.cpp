@@ -68,6 +68,7 @@ class OverlapBench {
       : o_(options), group_(options.ranks->group), on_row_(on_row) {
     const int most = *std::max_element(o_.tokens.begin(), o_.tokens.end());
     ModelOptions model{.directory = o_.model.empty() ? embedded_model() : o_.model,
+                       .device = o_.device,
                        .isa = o_.isa,
                        .context = std::max(kContext, most),
                        .kv_fraction = 0.5,
@@ -128,6 +129,7 @@ class OverlapBench {
     group_.barrier();
     const auto start = Clock::now();
     loaded_->model().obey_forward(step.batches(), loaded_->cache(), n);
+    loaded_->model().device().wait();
     group_.barrier();
     return seconds_since(start);
   }
@@ -159,7 +161,7 @@ class OverlapBench {
   const BenchOptions& o_;
   Group& group_;
   const OnRow& on_row_;
-  std::string exchanges_;
+  std::string exchanges_ = "gather on GPUs";
   std::unique_ptr<LoadedModel> loaded_;
 };
 
@@ -198,13 +200,13 @@ Benchmark overlap_benchmark() {
   using enum BenchFlag;
   return {.name = "overlap",
           .help =
-              "steps of replicas on CPUs in micro-batches, of which one computes while the rows "
-              "of others travel",
+              "steps of replicas in micro-batches, of which one computes while the rows of others "
+              "travel",
           .examples =
               "  tandem bench overlap --ranks 2 --simulate-delay 1\n"
               "  mpirun -np 2 --host a,b --map-by node --bind-to none tandem bench overlap --model "
               "./DeepSeek-R1 --tokens 8,64\n",
-          .flags = {kOverlap, kIsa, kTokens},
+          .flags = {kOverlap, kDevice, kIsa, kTokens},
           .tokens_help = "tokens of each replica in a step, a list",
           .check = check_overlap,
           .on_ranks = bench_overlap,
