@@ -74,6 +74,7 @@ inline const std::vector<std::vector<std::vector<int>>> kLaneSteps = {
     {{}, {}, {1}, {}},                         // nothing but one token
     {{9, 9}, {40, 1, 1}, {80}, {2, 2, 2, 2}},  // drafts beside prompts
     {{1, 1, 1, 1, 1}, {1}, {}, {}},
+    {{80}, {9, 9, 9, 9, 9, 9, 9, 9, 8}, {}, {80}},  // micro-batches of different sizes
 };
 
 }  // namespace tandem::test

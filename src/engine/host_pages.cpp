@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/check.h"
 #include "core/clock.h"
 
 namespace tandem {
@@ -20,6 +21,7 @@ HostPages::HostPages(Device& device, const KvCache& cache, int n_pages)
 }
 
 void HostPages::copy(const PageCopy& c) {
+  check(c.other >= 0 && c.other < n_pages_, "a page in host memory");
   std::byte* host = memory_.data() + c.other * rates_.page_bytes;
   cache_.for_each_piece(c.page, [&](std::span<std::byte> piece) {
     c.way == PageCopy::Way::kToHost ? device_.copy(piece.data(), std::ssize(piece), host)

@@ -24,14 +24,16 @@ int most_tokens(std::span<const Batch> replicas) {
   return n;
 }
 
-// FNV-1a of the sizes of all batches.
-uint64_t checksum_of_sizes(std::span<const Batch> replicas) {
+// FNV-1a of the sizes of all batches and of their micro-batches.
+uint64_t checksum_of_sizes(std::span<const Batch> replicas, int n_micro_batches) {
   uint64_t sum = 0xcbf29ce484222325;
+  const auto add = [&sum](int n) { sum = (sum ^ static_cast<uint64_t>(n)) * 0x100000001b3; };
   for (const Batch& batch : replicas) {
     const RecordKey::Part size = size_of_part(batch);
     for (const int n :
          {size.n_tokens, size.n_sequences, size.longest, static_cast<int>(batch.logit_rows.size())})
-      sum = (sum ^ static_cast<uint64_t>(n)) * 0x100000001b3;
+      add(n);
+    for (const int cut : micro_batch_cuts(batch, n_micro_batches)) add(cut);
   }
   return sum;
 }
@@ -313,14 +315,15 @@ Pass StepRunner::layers_for_others(LayerRange layers, int micro_batch, PassMemor
 // Ranks record and replay the same steps: what they enqueue together is the same in both.
 void StepRunner::run_or_replay(const Work& work, const std::function<void()>& enqueue) {
   if (!work.is_decode) return enqueue();
-  RecordKey key = {.activations = logits().data,
-                   .cache = work.cache.layer(work.layers.first).data,
-                   .first_layer = work.layers.first,
-                   .variant = work.variant,
-                   .n_logits = static_cast<int>(work.batch.logit_rows.size()),
-                   .n_parts = work.step.n,
-                   .n_tokens = most_tokens(work.replicas),
-                   .of_replicas = grid_.n_replicas > 1 ? checksum_of_sizes(work.replicas) : 0};
+  RecordKey key = {
+      .activations = logits().data,
+      .cache = work.cache.layer(work.layers.first).data,
+      .first_layer = work.layers.first,
+      .variant = work.variant,
+      .n_logits = static_cast<int>(work.batch.logit_rows.size()),
+      .n_parts = work.step.n,
+      .n_tokens = most_tokens(work.replicas),
+      .of_replicas = grid_.n_replicas > 1 ? checksum_of_sizes(work.replicas, work.step.n) : 0};
   for (int i = 0; i < work.step.n; ++i) key.parts[i] = size_of_part(work.step.at[i]);
   const auto follow = [&] { parts_.experts.follow(work.layers, work.step); };
   // What takes as long as recording says nothing about later steps.
