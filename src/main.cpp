@@ -267,6 +267,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "`--ctx` limits the tokens of a prompt with its answer. An answer does not depend on other\n"
       "requests unless --attention auto is given, which is faster on long prompts.");
   add_serve_options(*serve, o.serve);
+  add_simulated_routing(*serve, o.model.simulated_routing);
   add_draft(*serve, o.model.draft, o.model.draft_tokens);
   add_ranks(*serve, o.n_ranks, o.model);
 

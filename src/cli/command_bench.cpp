@@ -114,10 +114,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
                      "python3 can import it");
       return;
     case BenchFlag::kSimulateRouting:
-      add_value(
-          sub, "--simulate-routing", o.simulated_ranks,
-          "route as if perfectly balanced over so many ranks, whatever the router chooses; 0: "
-          "as it chooses");
+      add_simulated_routing(sub, o.simulated_routing);
       return;
     case BenchFlag::kBytes:
       sub.add_option("--bytes", o.bytes,
