@@ -247,7 +247,8 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   run->add_option("--record-routing", o.record_routing,
                   "write how often each expert was chosen, for `tandem plan --statistics`");
   run->add_option("--timeline", o.timeline,
-                  "write a timeline of GPU and CPU for a Chrome trace viewer (--device cuda)");
+                  "write a timeline for a Chrome trace viewer: of GPU and CPU (--device cuda), or of "
+                  "all ranks that exchange rows (--dp)");
   add_generate_options(*run, o);
   add_ranks(*run, o.n_ranks, o.model);
 

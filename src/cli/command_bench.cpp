@@ -133,7 +133,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
       add_value(sub, "--model", o.model, "model directory; without it, the embedded tiny-r1");
       sub.add_option(
           "--timeline", o.timeline,
-          "write a timeline of rank 0 for a Chrome trace viewer: the last of --tokens as "
+          "write a timeline of all ranks for a Chrome trace viewer: the last of --tokens as "
           "a whole prompt, and in two micro-batches");
       add_dispatch(sub, o.dispatch);
       add_simulated_delay(sub, o.simulated_delay);
