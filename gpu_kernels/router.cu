@@ -6,6 +6,7 @@
 #include "gpu_kernels/exact_tile.h"
 #include "gpu_kernels/reduce.h"
 #include "gpu_kernels/router.h"
+#include "gpu_kernels/simulated_row.h"
 
 namespace tandem::gpu {
 namespace {
@@ -111,6 +112,14 @@ __device__ void keep_best_groups(const RouterArgs& a, const Scratch& s) {
   }
 }
 
+// The experts that replace those of the token; null: the router chooses.
+__device__ const int32_t* simulated_ids(const RouterArgs& a, int64_t token) {
+  const SimulatedRouterRows& s = a.simulated;
+  if (!s.ids) return nullptr;
+  return s.ids + a.n_active * simulated_row(s.first_token + token * s.token_stride,
+                                            s.positions[token], s.n_rows, s.varies);
+}
+
 __device__ void choose(const RouterArgs& a, int64_t token, const Scratch& s) {
   score_experts(a, a.logits.data + token * a.logits.stride, s);
   for (int e = lane(); e < a.n_experts; e += 32)
@@ -120,6 +129,7 @@ __device__ void choose(const RouterArgs& a, int64_t token, const Scratch& s) {
 
   float* weights = a.weights.data + token * a.weights.stride;
   int32_t* ids = a.ids + token * a.ids_stride;
+  const int32_t* simulated = simulated_ids(a, token);
   float sum = 0;
   for (int k = 0; k < a.n_active; ++k) {
     const int best = argmax_of_warp(s.choice, a.n_experts).at;
@@ -127,11 +137,7 @@ __device__ void choose(const RouterArgs& a, int64_t token, const Scratch& s) {
     __syncwarp();
     if (lane() == 0) {
       s.choice[best] = -INFINITY;
-      const int64_t place = token * a.n_active + k;
-      ids[k] =
-          a.simulated_ranks > 0
-              ? static_cast<int32_t>(place % a.simulated_ranks * a.n_experts / a.simulated_ranks)
-              : best;
+      ids[k] = simulated ? simulated[k] : best;
       weights[k] = s.score[best];
       if (a.uses) atomicAdd(a.uses + ids[k], 1u);
     }

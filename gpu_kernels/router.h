@@ -10,6 +10,16 @@ namespace tandem::gpu {
 // reference. Of equal scores the lower index wins. One kernel does both.
 enum class RouterScoring : uint8_t { kSoftmax, kSigmoid };
 enum class GroupScore : uint8_t { kNone, kBest, kSumOfBestTwo };  // kNone: groups have no effect
+// Replaces the chosen experts: token i gets row simulated_row() of `ids`, as token number
+// first_token
+// + i * token_stride of its step.
+struct SimulatedRouterRows {
+  const int32_t* ids = nullptr;  // [n_rows, n_active]; null: the router chooses
+  int64_t n_rows = 0;
+  bool varies = false;
+  const int32_t* positions = nullptr;  // [tokens]
+  int64_t first_token = 0, token_stride = 1;
+};
 struct RouterArgs {
   const float* x = nullptr;  // [tokens, w.cols]; null: the logits are given
   int64_t x_stride = 0;
@@ -28,9 +38,7 @@ struct RouterArgs {
   // Normalizes each token's weights to sum 1 before scaling.
   bool normalize;
   float scale;  // factor of the weights
-  // 0, or replaces the chosen experts: place i of all [tokens, n_active] gets expert
-  // (i % simulated_ranks) * n_experts / simulated_ranks.
-  int simulated_ranks = 0;
+  SimulatedRouterRows simulated = {};
   // [n_experts], to which the number of tokens that choose each expert is added, modulo 2^32;
   // null: they are not counted.
   uint32_t* uses = nullptr;

@@ -1,6 +1,9 @@
 #include "offload/timeline.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -31,31 +34,49 @@ void Timeline::add(Span span) {
   if (std::ssize(spans_) < kMaxSpans && n_steps_ < kMaxSteps) spans_.push_back(span);
 }
 
+double Timeline::first_begin() const {
+  double first = std::numeric_limits<double>::infinity();
+  for (const Span& s : spans_) first = std::min(first, s.begin);
+  return first;
+}
+
 std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLayer>& planned) {
-  double start = 0;
-  for (const Timeline::Span& s : timeline.spans())
-    start = start == 0 ? s.begin : std::min(start, s.begin);
-  Json events = Json::array();
+  return timeline_json(timeline, planned,
+                       trace_events(timeline, {.start = timeline.first_begin()}));
+}
+
+std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLayer>& planned,
+                          const std::string& events) {
+  return fmt::format(R"({{"traceEvents":[{}],"mean_seconds_a_layer":{}}})", events,
+                     mean_parts(timeline, planned).dump());
+}
+
+std::string trace_events(const Timeline& timeline, const TraceProcess& process) {
+  std::string text;
+  const auto add = [&](const Json& event) { text += (text.empty() ? "" : ",") + event.dump(); };
+  const auto add_name = [&](const char* what, int track, const std::string& name) {
+    add({{"name", what},
+         {"ph", "M"},
+         {"pid", process.number},
+         {"tid", track},
+         {"args", {{"name", name}}}});
+  };
+  if (!process.name.empty()) add_name("process_name", 0, process.name);
   for (int track = 0; track < static_cast<int>(std::size(kTracks)); ++track)
-    events.push_back({{"name", "thread_name"},
-                      {"ph", "M"},
-                      {"pid", 0},
-                      {"tid", track},
-                      {"args", {{"name", kTracks[track]}}}});
+    add_name("thread_name", track, kTracks[track]);
   for (const Timeline::Span& s : timeline.spans())
-    events.push_back({{"name", s.name},
-                      {"ph", "X"},
-                      {"pid", 0},
-                      {"tid", static_cast<int>(s.track)},
-                      {"ts", (s.begin - start) * 1e6},
-                      {"dur", (s.end - s.begin) * 1e6},
-                      {"args",
-                       {{"layer", s.layer},
-                        {"half", s.half},
-                        {"step", s.step},
-                        {"tokens", timeline.n_tokens(s.step)}}}});
-  return Json{{"traceEvents", events}, {"mean_seconds_a_layer", mean_parts(timeline, planned)}}
-      .dump();
+    add({{"name", s.name},
+         {"ph", "X"},
+         {"pid", process.number},
+         {"tid", static_cast<int>(s.track)},
+         {"ts", (s.begin - process.start) * 1e6},
+         {"dur", (s.end - s.begin) * 1e6},
+         {"args",
+          {{"layer", s.layer},
+           {"half", s.half},
+           {"step", s.step},
+           {"tokens", timeline.n_tokens(s.step)}}}});
+  return text;
 }
 
 namespace {

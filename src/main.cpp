@@ -247,7 +247,8 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   run->add_option("--record-routing", o.record_routing,
                   "write how often each expert was chosen, for `tandem plan --statistics`");
   run->add_option("--timeline", o.timeline,
-                  "write a timeline of GPU and CPU for a Chrome trace viewer (--device cuda)");
+                  "write a timeline for a Chrome trace viewer: of GPU and CPU (--device cuda), or of "
+                  "all ranks that exchange rows (--dp)");
   add_generate_options(*run, o);
   add_ranks(*run, o.n_ranks, o.model);
 
@@ -267,6 +268,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "`--ctx` limits the tokens of a prompt with its answer. An answer does not depend on other\n"
       "requests unless --attention auto is given, which is faster on long prompts.");
   add_serve_options(*serve, o.serve);
+  add_simulated_routing(*serve, o.model.simulated_routing);
   add_draft(*serve, o.model.draft, o.model.draft_tokens);
   add_ranks(*serve, o.n_ranks, o.model);
 

@@ -10,6 +10,7 @@
 
 #include "bench/comm/comm.h"
 #include "comm/alone.h"
+#include "comm/hosts.h"
 #include "comm/local_ranks.h"
 #include "io/machine_json.h"
 #include "offload/ranks/row_format.h"

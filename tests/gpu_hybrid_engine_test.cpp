@@ -91,12 +91,12 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
   const LimitedGpuMemory memory(kEnough);
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.record_routing = options.count_experts = true;
-  const auto counts = [](const ModelOptions& of) {
+  GenerateOptions generate;
+  const auto counts = [&generate](const ModelOptions& of) {
     LoadedModel loaded(of);
     EXPECT_EQ(says(loaded.device(), "experts also on the cpu"), !of.placement.empty());
     const Tokenizer tokenizer = Tokenizer::from_directory(of.directory);
     const ChatFormat format(of.directory, tokenizer);
-    GenerateOptions generate;
     generate.max_new_tokens = 12;
     generate.sampling.temperature = 0;
     const std::vector<int32_t> prompt = format.prompt(first_messages("", "What is 12 + 7?"));
@@ -116,17 +116,30 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
     }
     return loaded.routing()->of_layer;
   };
-  const auto want = counts(options);
-  options.device = DeviceChoice::kCuda;
-  EXPECT_EQ(counts(options), want);
+  const auto expect_same_counts = [&](ModelOptions on_gpu, const std::string& placement) {
+    ModelOptions on_cpu = options;
+    on_cpu.simulated_routing = on_gpu.simulated_routing;
+    const auto want = counts(on_cpu);
+    on_gpu.device = DeviceChoice::kCuda;
+    EXPECT_EQ(counts(on_gpu), want);
+    on_gpu.placement = placement;
+    EXPECT_EQ(counts(on_gpu), want);
+  };
   std::mt19937 rng(3);
   Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
   placement.kv_tokens = options.context;
   placement.prefill_chunk_tokens = 9;
   placement.stream_from_tokens = 6;
   const PlacementFile file(placement);
-  options.placement = file.path();
-  EXPECT_EQ(counts(options), want);
+  expect_same_counts(options, file.path());
+  generate.ignore_eos = true;           // simulated routing makes texts that differ
+  placement.prefill_chunk_tokens = 64;  // a token's experts depend on its number in the step
+  const PlacementFile whole_prompts(placement);
+  for (const char* simulated : {"balanced-ranks:5", "balanced-experts", "grouped-random"}) {
+    SCOPED_TRACE(simulated);
+    options.simulated_routing = simulated_routing(simulated);
+    expect_same_counts(options, whole_prompts.path());
+  }
 }
 
 // Without a placement the GPU gets as many experts as fit, down to none.

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "gpu_kernels/router.h"
+#include "gpu_kernels/simulated_row.h"
 #include "ops/router.h"
 #include "tests/check_close.h"
 #include "tests/gpu_memory.h"
@@ -16,8 +17,8 @@ namespace {
 constexpr int kTokens = 9;
 
 struct Case {
-  RouterConfig router;
-  bool ties;  // logits with few different values
+  RouterConfig router;  // `simulated` replaces the choice, as in layer 0
+  bool ties;            // logits with few different values
 };
 
 GroupScore group_score(const RouterConfig& r) {
@@ -38,6 +39,18 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
                uses = on_gpu(stream, std::vector<uint32_t>(n + 1, ~0u)),  // the next number is 0
       ids = nans_on_gpu<int32_t>(kTokens * r.n_active),
                weights = nans_on_gpu<float>(kTokens * r.n_active);
+  std::vector<int32_t> table = {0}, positions(kTokens);
+  SimulatedRouterRows simulated;
+  for (int32_t& position : positions) position = static_cast<int32_t>(rng() % 5000);
+  if (r.simulated) table.assign(r.simulated->of_layer(0).begin(), r.simulated->of_layer(0).end());
+  const Buffer dtable = on_gpu(stream, table), dpositions = on_gpu(stream, positions);
+  if (r.simulated)
+    simulated = {.ids = dtable.as<int32_t>(),
+                 .n_rows = r.simulated->layers[0].n_rows,
+                 .varies = r.simulated->varies,
+                 .positions = dpositions.as<int32_t>(),
+                 .first_token = 1001,
+                 .token_stride = 3};
   route(stream, {.logits = {dlogits.as<float>(), r.n_experts + 1},
                  .bias = r.has_bias() ? dbias.as<float>() : nullptr,
                  .weights = {weights.as<float>(), r.n_active},
@@ -53,7 +66,7 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
                  .group_score = group_score(r),
                  .normalize = r.normalize,
                  .scale = r.scale,
-                 .simulated_ranks = r.simulated_ranks,
+                 .simulated = simulated,
                  .uses = uses.as<uint32_t>()});
   const auto got_uses = from_gpu<uint32_t>(stream, uses);
   std::vector<uint32_t> want_uses(n + 1, ~0u);
@@ -66,7 +79,12 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
     route_token({&logits[t * (n + 1)], n},
                 r.has_bias() ? std::span<const float>(bias) : std::span<const float>(), r,
                 {score, choice, groups}, want_ids, want_weights);
-    if (r.simulated_ranks > 0) balance(r, static_cast<int64_t>(t), want_ids);
+    if (r.simulated)
+      std::copy_n(
+          table.begin() + static_cast<int64_t>(k) *
+                              simulated_row(1001 + 3 * static_cast<int64_t>(t), positions[t],
+                                            simulated.n_rows, simulated.varies),
+          k, want_ids.begin());
     for (size_t i = 0; i < k; ++i) {
       ASSERT_EQ(got_ids[t * k + i], want_ids[i]) << "token " << t << ", expert " << i;
       ASSERT_NEAR(got_weights[t * k + i], want_weights[i], 1e-5 * want_weights[i]);
@@ -76,10 +94,16 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
   ASSERT_EQ(got_uses, want_uses);
 }
 
-TEST(GpuRouter, SimulatesBalancedRoutingAsTheCpuDoes) {
+TEST(GpuRouter, TakesSimulatedChoicesAsTheCpuDoes) {
   std::mt19937 rng(4);
-  for (const int ranks : {8, 10, 32, 256})
-    expect_same_choice({{.simulated_ranks = ranks}, false}, rng);
+  for (const bool varies : {false, true}) {
+    SimulatedChoices choices = {.name = "", .n_experts = 256, .n_active = 8, .varies = varies};
+    choices.layers = {{0, 37}};
+    for (int i = 0; i < 37 * 8; ++i) choices.ids.push_back(static_cast<int32_t>(rng() % 256));
+    RouterConfig router;
+    router.simulated = std::make_shared<SimulatedChoices>(choices);
+    expect_same_choice({router, false}, rng);
+  }
 }
 
 TEST(GpuRouter, ChoosesAsTheCpuDoes) {

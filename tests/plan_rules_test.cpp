@@ -11,6 +11,7 @@
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement.h"
 #include "offload/plan/rates.h"
+#include "offload/plan/simulated_routing.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {
@@ -318,11 +319,19 @@ TEST(LayerTime, ExpectedDistinctExperts) {
   EXPECT_NEAR(used, 256 * (1 - std::pow(1 - 8.0 / 256, 32)), 1e-9);
   EXPECT_NEAR(used, 163.3, 0.1);
   ModelConfig simulated = r1;
-  simulated.router.simulated_ranks = 32;  // balanced routing uses the same 32 experts
+  // Balanced routing uses the same 32 experts.
+  simulated.router.simulated = simulated_choices(simulated_routing("balanced-ranks:32"), r1, r1);
   const RoutingStatistics balanced(simulated);
   EXPECT_DOUBLE_EQ(256 * balanced.chance(3, 0, 2), 16);
   EXPECT_DOUBLE_EQ(256 * balanced.chance(3, 0, 4), 32);
   EXPECT_DOUBLE_EQ(256 * balanced.chance(3, 0, 1000), 32);
+  // Random routing uses those of its table: about as many as even routing.
+  simulated.router.simulated = simulated_choices(simulated_routing("grouped-random"), r1, r1);
+  const RoutingStatistics random(simulated);
+  double sum = 0;
+  for (int e = 0; e < 256; ++e) sum += random.chance(3, e, 32);
+  EXPECT_NEAR(sum, used, 0.02 * used);
+  EXPECT_NEAR(simulated.router.simulated->expected_experts(32), used, 0.02 * used);
   EXPECT_EQ(chance_of_use(1, 5), 1);
 }
 

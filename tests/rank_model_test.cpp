@@ -274,12 +274,12 @@ TEST(RankModels, RefuseWhatRanksDoNotShare) {
   EXPECT_NE(with([](Options o, int rank) {
               if (rank == 2) o.isa = cpu::Isa::kReference;
             })
-                .find("the CPU, model or placement of rank 2 differs from that of rank 0: "
+                .find("the CPU, model, placement or routing of rank 2 differs from that of rank 0: "
                       "\"kernels reference"),
             std::string::npos);
   EXPECT_NE(with([](Options o, int rank) {
               if (rank == 1) o.directory = kGolden + "v3_fp8";
-            }).find("the CPU, model or placement of rank 1 differs"),
+            }).find("the CPU, model, placement or routing of rank 1 differs"),
             std::string::npos);
   EXPECT_NE(with([](Options o, int rank) {
               if (rank == 1) o.directory = kGolden + "none";

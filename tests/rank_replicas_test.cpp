@@ -330,26 +330,31 @@ TEST(RanksWithReplicas, ComputeStepsOfRandomBatches) {
   }
 }
 
+const ModelOptions kCountedModel = {.directory = kTinyR1,
+                                    .isa = cpu::Isa::kReference,
+                                    .context = 256,
+                                    .max_kv_tokens = 1024,
+                                    .step_tokens = 16,
+                                    .max_logits = 8};
+
+// The uses of experts by seven requests that share steps.
+std::shared_ptr<const ExpertUses> counted_uses(LoadedModel& loaded, int window) {
+  Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
+                {.max_running = 4, .keeps_pages = false, .expert_window = window});
+  std::vector<Request> requests(7);
+  for (int i = 0; i < 7; ++i) {
+    for (int t = 0; t < 3 + 5 * i; ++t) requests[i].prompt.push_back(20 + 7 * t % (60 + i));
+    requests[i].max_new_tokens = 2 + i;
+    requests[i].sampling.temperature = 0;
+  }
+  complete(engine, requests);
+  return engine.expert_uses();
+}
+
 // The first rank of each replica and stage counts its own tokens and layers, each of them once.
 TEST(RanksWithReplicas, CountTheUsesOfExpertsTogether) {
-  ModelOptions options = {.directory = kTinyR1,
-                          .isa = cpu::Isa::kReference,
-                          .context = 256,
-                          .max_kv_tokens = 1024,
-                          .step_tokens = 16,
-                          .max_logits = 8};
-  const auto run = [](LoadedModel& loaded, int window) {
-    Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
-                  {.max_running = 4, .keeps_pages = false, .expert_window = window});
-    std::vector<Request> requests(7);
-    for (int i = 0; i < 7; ++i) {
-      for (int t = 0; t < 3 + 5 * i; ++t) requests[i].prompt.push_back(20 + 7 * t % (60 + i));
-      requests[i].max_new_tokens = 2 + i;
-      requests[i].sampling.temperature = 0;
-    }
-    complete(engine, requests);
-    return engine.expert_uses();
-  };
+  ModelOptions options = kCountedModel;
+  const auto& run = counted_uses;
   options.record_routing = true;
   LoadedModel alone(options);
   EXPECT_EQ(run(alone, 0), nullptr);
@@ -374,6 +379,53 @@ TEST(RanksWithReplicas, CountTheUsesOfExpertsTogether) {
       EXPECT_LT(loads.balancedness, grid.dp * grid.tp == 1 ? 1.001 : 0.999);
     });
   }
+}
+
+// --simulate-routing: what ranks and micro-batches choose together is what one process chooses, and
+// is as even as its name says.
+TEST(RanksWithReplicas, SimulateRouting) {
+  ModelOptions options = kCountedModel;
+  options.count_experts = true;
+  const auto uses_on = [&](const Grid& grid, const char* routing, double* balancedness = nullptr) {
+    ModelOptions simulated = options;
+    simulated.simulated_routing = simulated_routing(routing);
+    std::vector<std::vector<int64_t>> uses;
+    on_grid(grid, simulated, [&](LoadedModel& loaded) {
+      const auto counted = counted_uses(loaded, 1000);
+      uses = counted->of_layer;
+      if (balancedness) *balancedness = loads_of(*counted, loaded.expert_homes()).balancedness;
+    });
+    return uses;
+  };
+  // A token has 4 of 16 experts: as many on each of 2 or 4 ranks, and in steps of few tokens up to
+  // one more on some of three.
+  for (const auto& [grid, least] : {std::pair{Grid{2, 1, kAllToAll}, 1.0},
+                                    {Grid{1, 2, kAuto}, 1.0},
+                                    {Grid{2, 2, kGather}, 1.0},
+                                    {Grid{1, 2, kAuto, 2}, 1.0},
+                                    {Grid{3, 1, kGather}, 0.8}}) {
+    SCOPED_TRACE(grid.name());
+    double balancedness = 0;
+    uses_on(grid, "balanced-ranks", &balancedness);
+    EXPECT_GE(balancedness, least);
+  }
+  options.simulated_routing = simulated_routing("grouped-random");
+  LoadedModel alone(options);
+  const auto want = counted_uses(alone, 1000)->of_layer;
+  EXPECT_EQ(uses_on({1, 2, kAuto}, "grouped-random"), want);
+  EXPECT_EQ(uses_on({2, 1, kGather, 1, 2}, "grouped-random"),
+            uses_on({2, 1, kGather, 1, 1}, "grouped-random"));
+  // Every step begins with expert 0 and gives each one row more than another at most.
+  const auto even = uses_on({2, 1, kGather, 1, 2}, "balanced-experts");
+  constexpr int kMostSteps = 50;
+  for (const auto& layer : even)
+    if (!layer.empty()) {
+      const auto [least, most] = std::minmax_element(layer.begin(), layer.end());
+      EXPECT_GT(*least, 0);
+      EXPECT_LE(*most - *least, kMostSteps);
+    }
+  options.simulated_routing = simulated_routing("balanced-ranks");
+  EXPECT_TRUE(says(error_of([&] { LoadedModel loaded(options); }), "one rank has all experts"));
 }
 
 // A prompt passes through the stages of a pipeline in pieces, with logits of any of its rows.

@@ -500,10 +500,32 @@ class StartedByItself(unittest.TestCase):
         self.assertEqual([(row["step"], row["tokens"]) for row in rows],
                          [("decode", 8), ("decode", 24), ("prompt", 8), ("prompt", 24)])
         self.assertGreater(min(row["seconds_1"] for row in rows), 0.008)
-        events = [e for e in json.loads(timeline.read_text())["traceEvents"] if e["ph"] == "X" and e["args"]["step"] > 1]
+        trace = json.loads(timeline.read_text())["traceEvents"]
+        self.assertEqual([e["args"]["name"].split(" on ")[0] for e in trace if e["name"] == "process_name"], ["rank 0", "rank 1"])
+        events = [e for e in trace if e["ph"] == "X" and e["args"]["step"] > 1]
+        self.assertEqual({e["pid"] for e in events}, {0, 1})
         self.assertEqual({(e["name"], e["args"]["step"], e["args"]["half"]) for e in events},
                          {(name, step, half) for name in ("backbone", "experts", "rows", "sums")
                           for step, half in ((2, 0), (3, 0), (3, 1))})
+
+    def test_a_timeline_of_all_ranks(self):
+        """One file, on one axis of time: no rank has ended a step before another one begins it."""
+        for launcher in LAUNCHERS:
+            timeline = pathlib.Path(self.folder.name) / "timeline.json"
+            done = self.run_self(launcher, [*QUESTION, "--dp", "2", "--timeline", str(timeline)])
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertEqual(json.loads(done.stdout)["generated_tokens"], 60)
+            spans = {}
+            for event in json.loads(timeline.read_text())["traceEvents"]:
+                if event["ph"] == "X":
+                    begin, end = spans.get((event["args"]["step"], event["pid"]), (1e18, 0))
+                    spans[event["args"]["step"], event["pid"]] = (min(begin, event["ts"]), max(end, event["ts"] + event["dur"]))
+            steps = {step for step, _ in spans}
+            self.assertGreater(len(steps), 5)
+            for step in steps:
+                self.assertLess(spans[step, 0][0], spans[step, 1][1])
+                self.assertLess(spans[step, 1][0], spans[step, 0][1])
+        self.refused(LAUNCHERS[0], [*QUESTION, "--ranks", "2", "--timeline", str(timeline)], 2, "--timeline", "--dp")
 
     def test_micro_batches_are_of_ranks_that_exchange_rows(self):
         self.refused(None, [*QUESTION, "--micro-batches", "2"], 2, "--micro-batches 2", "leave it out")

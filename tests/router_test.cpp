@@ -121,33 +121,5 @@ TEST(Router, RandomRoutersMatchASort) {
   }
 }
 
-// Place i of all choices is expert (i % ranks) * n_experts / ranks, as in lmdeploy's simulation.
-TEST(SimulatedRouting, GoesAroundTheRanks) {
-  RouterConfig router;
-  router.n_experts = 256;
-  router.n_active = 8;
-  router.simulated_ranks = 32;
-  for (const int64_t token : {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{1} << 40}) {
-    std::vector<int32_t> ids(8, -1);
-    balance(router, token, ids);
-    for (int64_t k = 0; k < 8; ++k) EXPECT_EQ(ids[k], (token * 8 + k) % 32 * 8) << token;
-  }
-  router.simulated_ranks = 10;  // 25.6 experts each
-  std::vector<int32_t> ids(8);
-  balance(router, 1, ids);
-  EXPECT_EQ(ids, (std::vector<int32_t>{204, 230, 0, 25, 51, 76, 102, 128}));
-}
-
-TEST(SimulatedRouting, RanksAreFromTheExpertsOfATokenToAll) {
-  RouterConfig router;
-  router.n_experts = 256;
-  router.n_active = 8;
-  for (const int ranks : {0, 8, 256}) require_simulated_ranks(router, ranks);
-  for (const int ranks : {-1, 1, 7, 257})
-    EXPECT_EQ(error_of([&] { require_simulated_ranks(router, ranks); }),
-              "--simulate-routing " + std::to_string(ranks) +
-                  ": must be 8 to 256 ranks, from the experts of a token to those of a layer");
-}
-
 }  // namespace
 }  // namespace tandem

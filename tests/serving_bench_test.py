@@ -271,14 +271,14 @@ class Bench(unittest.TestCase):
         self.assertEqual(out, pathlib.Path(self.folder.name, "here/there/summary.csv").read_text())
 
     def test_simulated_routing_is_named(self):
-        server = Server("--simulate-routing", "8").wait_ready()
+        server = Server("--simulate-routing", "balanced-ranks:8").wait_ready()
         self.addCleanup(server.stop)
         out, _ = self.bench(server.port, "--num-prompts", "2")
-        self.assertIn("The server simulates routing, balanced over 8 ranks.\n", out)
-        self.assertEqual(self.lines()[0]["simulated_routing_ranks"], 8)
+        self.assertIn("The server simulates routing: balanced-ranks:8.\n", out)
+        self.assertEqual(self.lines()[0]["simulated_routing"], "balanced-ranks:8")
         out, _ = self.bench(MadeUp().port, "--num-prompts", "2")
         self.assertNotIn("simulate", out)
-        self.assertNotIn("simulated_routing_ranks", self.lines()[1])
+        self.assertNotIn("simulated_routing", self.lines()[1])
 
     def test_bad_input_is_one_line(self):
         port = MadeUp().port

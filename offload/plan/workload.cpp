@@ -90,9 +90,26 @@ std::string routing_statistics_json(const ModelConfig& c, const RoutingCounts& c
 RoutingStatistics::RoutingStatistics(const ModelConfig& c)
     : even_(c.router.n_experts > 0 ? static_cast<double>(c.router.n_active) / c.router.n_experts
                                    : 0),
-      simulated_ranks_(c.router.simulated_ranks),
       n_active_(c.router.n_active),
-      n_experts_(c.router.n_experts) {}
+      n_experts_(c.router.n_experts) {
+  const SimulatedChoices* const simulated = c.router.simulated.get();
+  if (!simulated) return;
+  if (!simulated->varies) {
+    n_in_turns_ = simulated->expected_experts(n_experts_);
+    return;
+  }
+  row_of_.assign(c.n_layers, -1);
+  for (int l = 0; l < c.n_layers; ++l)
+    if (c.is_moe(l)) add_layer(l, simulated->shares(l));
+}
+
+void RoutingStatistics::add_layer(int layer, std::vector<double> shares) {
+  row_of_[layer] = static_cast<int>(shares_.size());
+  std::vector<double> logs;
+  for (const double share : shares) logs.push_back(std::log1p(-std::min(share, 1.0)));
+  shares_.push_back(std::move(shares));
+  log_rest_.push_back(std::move(logs));
+}
 
 namespace {
 
@@ -144,12 +161,12 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text
   require(model == name_of_shapes(c), "{}: statistics of another model: {}, and this one is {}",
           source, shown(model), name_of_shapes(c));
   row_of_.assign(c.n_layers, -1);
-  int n_moe = 0;
+  std::vector<int> moe;
   for (int l = 0; l < c.n_layers; ++l)
-    if (c.is_moe(l)) row_of_[l] = n_moe++;
-  require(static_cast<int>(counts.size()) == n_moe,
+    if (c.is_moe(l)) moe.push_back(l);
+  require(counts.size() == moe.size(),
           "{}: counts of {} layers, and {} have experts: they are of another model", source,
-          counts.size(), n_moe);
+          counts.size(), moe.size());
   for (size_t row = 0; row < counts.size(); ++row) {
     require(counts[row].is_array() && static_cast<int>(counts[row].size()) == experts,
             "{}: counts[{}] must list {} numbers", source, row, experts);
@@ -165,10 +182,7 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text
     require(std::abs(sum - c.router.n_active) < 0.01 * c.router.n_active,
             "{}: counts[{}] add up to {:.2f} experts a token, and the model chooses {}", source,
             row, sum, c.router.n_active);
-    std::vector<double> logs;
-    for (const double share : shares) logs.push_back(std::log1p(-std::min(share, 1.0)));
-    shares_.push_back(std::move(shares));
-    log_rest_.push_back(std::move(logs));
+    add_layer(moe[row], std::move(shares));
   }
   read_neighbours(neighbours, source);
 }

@@ -68,10 +68,12 @@ std::string routing_statistics_json(const ModelConfig& config, const RoutingCoun
 // under even routing.
 double chance_of_use(double share, double tokens);
 
+constexpr int64_t kMaxStatisticsBytes = 256 << 20;  // of a file of them
+
 // How often each expert is chosen per token: the shares of a layer's experts add up to n_active.
 class RoutingStatistics {
  public:
-  // Even routing.
+  // Even routing, or that of simulated choices (RouterConfig::simulated).
   explicit RoutingStatistics(const ModelConfig& config);
   // Reads {"model": shapes as --record-routing writes them (optional), "layers": .., "experts": ..,
   // "tokens": .., "experts_of_neighbours": [mean number of different experts that n = 1, 2, ..
@@ -95,20 +97,21 @@ class RoutingStatistics {
   }
   // chance_of_use(share(layer, expert), tokens), from precomputed logarithms.
   double chance(int layer, int expert, double tokens) const {
-    if (simulated_ranks_ > 0) return std::min(simulated_ranks_, tokens * n_active_) / n_experts_;
+    if (n_in_turns_ > 0) return std::min(n_in_turns_, tokens * n_active_) / n_experts_;
     if (tokens == 1) return share(layer, expert);
     return uniform() ? chance_of_use(even_, tokens)
                      : -std::expm1(tokens * log_rest_[row_of_[layer]][expert]);
   }
 
  private:
+  void add_layer(int layer, std::vector<double> shares);
   void read_neighbours(const nlohmann::json& means, const std::string& source);
   double mean_different(double tokens) const;
 
   double even_ = 0;
-  // RouterConfig::simulated_ranks; places of a token and of a layer, if routing is simulated.
-  double simulated_ranks_ = 0, n_active_ = 0, n_experts_ = 0;
-  std::vector<int> row_of_;                    // [layers] row in shares_
+  double n_active_ = 0, n_experts_ = 0;
+  double n_in_turns_ = 0;    // experts that simulated choices use in turns; 0: routing is random
+  std::vector<int> row_of_;  // [layers] row in shares_
   std::vector<std::vector<double>> shares_;    // [MoE layers][experts]; empty: even
   std::vector<std::vector<double>> log_rest_;  // log(1 - share)
   std::vector<double> independent_;  // [n - 1]: independent_tokens(n); empty: not measured

@@ -62,7 +62,6 @@ void check_layers(int n_layers) {
 
 ModelConfig with_experts(ModelConfig c, int n_experts) {
   c.router.n_experts = n_experts;
-  if (n_experts > 0) require_simulated_ranks(c.router, c.router.simulated_ranks);
   return c;
 }
 

@@ -69,8 +69,7 @@ BenchInput input_for(const Benchmark& benchmark, BenchOptions o) {
   or_default(o.batches, benchmark.batches);
   if (!o.isa) o.isa = default_isa();
   input.config = bench_config(o.config);
-  require_simulated_ranks(input.config.router, o.simulated_ranks);
-  input.config.router.simulated_ranks = o.simulated_ranks;
+  require_sound(o.simulated_routing, input.config);
   input.formats = {o.format.value_or(stored_format(input.config)),
                    o.experts.value_or(stored_expert_format(input.config))};
   require(!fp8 || input.formats.backbone.dtype == DType::kF8E4M3,
@@ -112,11 +111,18 @@ void add_gpu_fields(const BenchInput& bench, nlohmann::ordered_json& row) {
     }
   }
   if (fp8) row["gpu_activations"] = "fp8";
-  if (bench.options.simulated_ranks > 0)
-    row["simulated_routing_ranks"] = bench.options.simulated_ranks;
+  if (const SimulatedRouting& routing = bench.options.simulated_routing;
+      routing.kind != SimulatedRouting::Kind::kModel)
+    row["simulated_routing"] = name_of(routing);
 }
 
 }  // namespace
+
+ModelConfig with_simulated_routing(const BenchInput& bench, ModelConfig cut) {
+  if (cut.router.n_experts > 0)
+    cut.router.simulated = simulated_choices(bench.options.simulated_routing, cut, bench.config);
+  return cut;
+}
 
 BenchInput checked_input(const Benchmark& benchmark, BenchOptions options) {
   check(benchmark.on_cpu || benchmark.alone || benchmark.on_ranks, "a function measures");

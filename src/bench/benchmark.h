@@ -16,6 +16,7 @@
 #include "comm/mpi_collectives.h"
 #include "core/machine.h"
 #include "loader/model_options.h"
+#include "offload/plan/simulated_routing.h"
 
 namespace tandem {
 
@@ -49,10 +50,10 @@ struct BenchOptions {
   double memory_gb = 0;   // for weights; 0: a fraction of the free memory
   int n_threads = 0;      // 0: one per core
   bool json = false, csv = false;
-  bool as_network = false;                          // comm: ranks of one host are taken for hosts
-  std::string plot = {};                            // SVG file; empty: none
-  std::string curves = {};                          // machine: file of rows
-  int simulated_ranks = 0;                          // of balanced routing; 0: the router chooses
+  bool as_network = false;  // comm: ranks of one host are taken for hosts
+  std::string plot = {};    // SVG file; empty: none
+  std::string curves = {};  // machine: file of rows
+  SimulatedRouting simulated_routing = {};
   ExpertDispatch dispatch = ExpertDispatch::kAuto;  // overlap: how rows travel
   std::string baseline = {};                        // embed, mlp: "torch", or empty
   std::string disk = {};                            // machine: file or directory to read
@@ -116,7 +117,7 @@ using OnRow = std::function<void(const nlohmann::ordered_json& row)>;
 // Markdown table with the columns of this row; and a line of it.
 std::string row_header(const nlohmann::ordered_json& row);
 std::string row_text(const nlohmann::ordered_json& row);
-// ", routing simulated as balanced over 32 ranks", or "" where the router chose.
+// ", routing simulated: balanced-ranks:32", or "" where the router chose.
 std::string simulated_routing_text(const nlohmann::ordered_json& row);
 // Every field that is not a list; empty where it is null.
 std::string csv_header(const nlohmann::ordered_json& row);
@@ -153,6 +154,9 @@ struct Benchmark {
 };
 
 std::span<const Benchmark> all_benchmarks();  // in the order of --help
+
+// `cut`, a part of the model of `bench`, with the routing that the options ask for.
+ModelConfig with_simulated_routing(const BenchInput& bench, ModelConfig cut);
 
 // Checks all options and completes them; measures nothing. Throws Error for options that cannot be
 // measured with.

@@ -81,9 +81,7 @@ std::vector<RandomRouting> routings_of_equal_cost(const RouterConfig& router, in
 
 double expected_experts(const RouterConfig& router, int64_t n_tokens) {
   const double all = router.n_experts;
-  if (router.simulated_ranks > 0)
-    return static_cast<double>(
-        std::min<int64_t>(router.simulated_ranks, n_tokens * router.n_active));
+  if (router.simulated) return router.simulated->expected_experts(static_cast<double>(n_tokens));
   return all * chance_of_use(router.n_active / all, static_cast<double>(n_tokens));
 }
 

@@ -92,8 +92,8 @@ std::string series_name(const Json& row) {
 }  // namespace
 
 std::string simulated_routing_text(const Json& row) {
-  const int ranks = row.value("simulated_routing_ranks", 0);
-  return ranks > 0 ? fmt::format(", routing simulated as balanced over {} ranks", ranks) : "";
+  if (!row.contains("simulated_routing")) return "";
+  return ", routing simulated: " + row["simulated_routing"].get<std::string>();
 }
 
 std::string row_header(const Json& row) {

@@ -114,10 +114,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
                      "python3 can import it");
       return;
     case BenchFlag::kSimulateRouting:
-      add_value(
-          sub, "--simulate-routing", o.simulated_ranks,
-          "route as if perfectly balanced over so many ranks, whatever the router chooses; 0: "
-          "as it chooses");
+      add_simulated_routing(sub, o.simulated_routing);
       return;
     case BenchFlag::kBytes:
       sub.add_option("--bytes", o.bytes,
@@ -136,7 +133,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
       add_value(sub, "--model", o.model, "model directory; without it, the embedded tiny-r1");
       sub.add_option(
           "--timeline", o.timeline,
-          "write a timeline of rank 0 for a Chrome trace viewer: the last of --tokens as "
+          "write a timeline of all ranks for a Chrome trace viewer: the last of --tokens as "
           "a whole prompt, and in two micro-batches");
       add_dispatch(sub, o.dispatch);
       add_simulated_delay(sub, o.simulated_delay);

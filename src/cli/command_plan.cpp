@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxStatisticsBytes = 256 << 20;
-
 // A model directory, a config.json, or a name in models/configs.
 ModelConfig model_called(const std::string& name) {
   std::error_code ignored;

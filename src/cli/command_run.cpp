@@ -10,6 +10,7 @@
 #include "io/atomic_file.h"
 #include "io/json.h"
 #include "offload/plan/placement_json.h"
+#include "offload/ranks/rank_timelines.h"
 #include "text/chat_format.h"
 
 namespace tandem {
@@ -63,6 +64,14 @@ nlohmann::ordered_json run_report(const LoadedModel& loaded, const Request& requ
   return report;
 }
 
+// Ends the steps of other ranks, which then tell what they have recorded.
+std::string timeline_text(const LoadedModel& loaded, const Ranks& ranks,
+                          const std::vector<PlannedLayer>& planned) {
+  if (!ranks.group) return timeline_json(*loaded.timeline(), planned);
+  ranks.steps->end();
+  return rank_timelines_json(*ranks.group, loaded.timeline(), planned);
+}
+
 }  // namespace
 
 int run_command(const Options& options) {
@@ -107,7 +116,7 @@ int run_command(const Options& options) {
     statistics->close();
   }
   if (timeline) {
-    timeline->write(timeline_json(*loaded.timeline(), planned));
+    timeline->write(timeline_text(loaded, model.ranks, planned));
     timeline->close();
   }
 

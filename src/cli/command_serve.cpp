@@ -56,11 +56,10 @@ ModelOptions model_options(const Options& options) {
   ModelOptions model = options.model;
   model.step_tokens = s.chunk;
   model.kv_fraction = s.kv_fraction;
-  model.simulated_ranks = s.simulated_ranks;
   model.count_experts = s.balance_window > 0;
   model.moves_experts = moves(s);
   const ModelConfig config = ModelConfig::from_directory(model.directory);
-  require_simulated_ranks(config.router, s.simulated_ranks);
+  require_sound(model.simulated_routing, config, model.ranks.group ? model.ranks.group->size() : 1);
   return for_many_sequences(std::move(model), config, s.max_batch, s.kv_tokens);
 }
 
@@ -153,11 +152,12 @@ int serve_command(const Options& options) {
   ModelOptions model = model_options(options);
   if (model.ranks.follow()) return follow({model});
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
+  const bool simulates = options.model.simulated_routing.kind != SimulatedRouting::Kind::kModel;
   Service service(
       tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
        .root = options.model.directory,
-       .simulated_ranks = options.serve.simulated_ranks,
+       .simulated_routing = simulates ? name_of(options.model.simulated_routing) : "",
        .api_key = s.api_key,
        .cors_origins = s.cors_origins,
        .log = [&](const std::string& line) {
@@ -212,9 +212,6 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
                    "tokens of KV cache for all sequences; 0: as many as --kv-fraction allows");
   add_value(serve, "--kv-fraction,--cache-max-entry-count", s.kv_fraction,
             "fraction of the memory left after loading for the KV cache");
-  serve.add_option("--simulate-routing", s.simulated_ranks,
-                   "for measuring: route as if perfectly balanced over so many ranks; texts are "
-                   "meaningless; 0: as the router chooses");
   add_value(serve, "--balance-window", s.balance_window,
             "steps for which /experts and /metrics count how often each expert is chosen; 0: they "
             "do not");

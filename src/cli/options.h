@@ -57,7 +57,6 @@ struct ServeOptions {
   int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
   double kv_fraction = 0.8;  // of the memory that is free after loading
   int drain_seconds = 30;
-  int simulated_ranks = 0;  // of balanced routing; 0: the router chooses
   Rebalance rebalance = Rebalance::kOff;
   bool live_hot_experts = false;
   double rebalance_below = 0.8;  // balancedness

@@ -11,6 +11,7 @@
 #include "loader/loaded_model.h"
 #include "offload/plan/executed_parts.h"
 #include "offload/plan/placement_json.h"
+#include "offload/ranks/rank_timelines.h"
 
 namespace tandem {
 namespace {
@@ -124,7 +125,10 @@ int follow(const std::vector<ModelOptions>& models) {
   // Launchers pass signals on to all ranks. Rank 0 decides what they mean.
   signal(SIGINT, SIG_IGN);
   signal(SIGTERM, SIG_IGN);
-  models.front().ranks.steps->follow();
+  const Ranks& ranks = models.front().ranks;
+  ranks.steps->follow();
+  for (size_t i = 0; i < models.size(); ++i)
+    if (models[i].record_timeline) rank_timelines_json(*ranks.group, loaded[i]->timeline());
   return 0;
 }
 

@@ -146,6 +146,18 @@ void add_dispatch(CLI::App& command, ExpertDispatch& value) {
              "added, or with --dp what is measured to be faster");
 }
 
+void add_simulated_routing(CLI::App& command, SimulatedRouting& value) {
+  command
+      .add_option_function<std::string>(
+          "--simulate-routing",
+          [&value](const std::string& text) { value = simulated_routing(text); },
+          "experts for a measurement, whatever the router chooses, so that texts are meaningless: "
+          "balanced-ranks (in one process balanced-ranks:N), balanced-experts, grouped-random, or "
+          "a "
+          "file of routing statistics; model: as it chooses")
+      ->default_str("model");
+}
+
 CLI::Option* add_simulated_delay(CLI::App& command, std::chrono::duration<double>& value) {
   return command.add_option_function<double>(
       "--simulate-delay",

@@ -51,6 +51,8 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
 // How rows come to the ranks that have their experts, and how much longer they travel for a
 // measurement on one host.
 void add_dispatch(CLI::App& command, ExpertDispatch& value);
+// Experts that replace the router's choice for a measurement.
+void add_simulated_routing(CLI::App& command, SimulatedRouting& value);
 CLI::Option* add_simulated_delay(CLI::App& command, std::chrono::duration<double>& value);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 

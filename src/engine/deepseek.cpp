@@ -1,6 +1,7 @@
 #include "engine/deepseek.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace tandem {
 
@@ -62,12 +63,26 @@ Ticket DeepSeek::route(int layer, const Batch& batch, const Scratch& s) {
   const LayerWeights& w = w_.layers[layer];
   const TensorView uses = scratch_.uses.rows_from(layer, 1);
   ops_.route({s.h, w.router, w.router_bias, c_.router, s.scores, s.routing,
-              counts_experts_ ? static_cast<uint32_t*>(uses.data) : nullptr});
+              counts_experts_ ? static_cast<uint32_t*>(uses.data) : nullptr,
+              simulated_rows(layer, batch)});
   return experts_.submit({.layer = layer,
                           .x = s.h,
                           .routing = s.routing,
                           .first_row = batch.first_row(),
                           .micro_batch = batch.micro_batch});
+}
+
+// The tokens of all replicas take turns, so that together they are as balanced as those of one.
+SimulatedRows DeepSeek::simulated_rows(int layer, const Batch& batch) const {
+  if (!c_.router.simulated) return {};
+  const SimulatedChoices& s = *c_.router.simulated;
+  const auto [first_row, n_rows] = s.layers[layer];
+  int32_t* const ids = reinterpret_cast<int32_t*>(simulated_.data()) + first_row * s.n_active;
+  return {.ids = {ids, n_rows, s.n_active, s.n_active, DType::kI32},
+          .varies = s.varies,
+          .positions = batch.positions,
+          .first_token = int64_t{batch.first_row()} * n_replicas_ + replica_,
+          .token_stride = n_replicas_};
 }
 
 // y = ffn(h); 0 if there is none here.
@@ -101,12 +116,27 @@ DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm for
       w_(parts.weights),
       ops_(parts.ops),
       experts_(parts.experts),
+      replica_(parts.replica),
+      n_replicas_(parts.n_replicas),
       share_(parts.weights.share_of(parts.config)),
       attention_(parts.config, static_cast<int>(share_.heads.n), parts.ops, parts.device,
                  limits.max_tokens, form) {
   arena_ =
       Arena::holding([&](auto visit) { for_each_matrix(scratch_, parts.config, limits, visit); },
                      [&](int64_t bytes) { return parts.device.allocate(bytes); });
+  if (c_.router.simulated) upload_simulated(parts.device);
+}
+
+void DeepSeek::upload_simulated(Device& device) {
+  const auto ids = std::as_bytes(std::span(c_.router.simulated->ids));
+  const auto bytes = static_cast<int64_t>(ids.size());
+  simulated_ = device.allocate(bytes);
+  const Buffer staged = device.allocate_on_host(bytes);
+  const bool is_host = staged.bytes() == 0;
+  std::memcpy(is_host ? simulated_.data() : staged.data(), ids.data(), ids.size());
+  if (is_host) return;
+  device.copy(staged.data(), bytes, simulated_.data());
+  device.wait();
 }
 
 void DeepSeek::count_experts() {

@@ -16,6 +16,7 @@ struct ModelParts {
   Device& device;
   Ops& ops;  // operations of `device`
   ExpertPool& experts;
+  int replica = 0, n_replicas = 1;  // of the backbone: this one, which has tokens of its own
 };
 
 // Upper limits of one step.
@@ -93,16 +94,20 @@ class DeepSeek {
   void feed_forward(const FfnWeights& w, const Scratch& s);
   void project_to_vocabulary(TensorView rows, const QuantView& head, int64_t first_row = 0);
   Ticket route(int layer, const Batch& batch, const Scratch& s);
+  void upload_simulated(Device& device);
+  SimulatedRows simulated_rows(int layer, const Batch& batch) const;
 
   const ModelConfig& c_;
   const ModelWeights& w_;
   Ops& ops_;
   ExpertPool& experts_;
+  const int replica_, n_replicas_;
   const BackboneShare share_;  // what of the backbone this rank has
   MlaAttention attention_;
   Arena arena_;
   Scratch scratch_;
   bool counts_experts_ = false;
+  Buffer simulated_;  // RouterConfig::simulated on the device; empty: none
 };
 
 }  // namespace tandem

@@ -70,6 +70,7 @@ void StepChannel::reply(ConstBytes bytes) {
 void StepChannel::end() {
   {
     const Turn turn(mutex_);
+    if (ended_) return;
     begin_holding(turn);
     send({.order = {.kind = StepOrder::Kind::kEnd}});
     ended_ = true;

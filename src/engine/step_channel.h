@@ -44,7 +44,7 @@ class StepChannel {
   Turn announce(const StepMessage& message);
   // Rank 0, in a turn: what the ranks have replied, one after another; n_bytes: [ranks].
   ConstBytes replies(std::span<const int64_t> n_bytes);
-  // Rank 0: the other ranks return from follow().
+  // Rank 0: the other ranks return from follow(). A second call does nothing.
   void end();
   // Other ranks: repeat the steps of rank 0 until end(). Throws what a step throws, and GroupError
   // when rank 0 is lost.

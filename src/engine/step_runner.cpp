@@ -51,7 +51,9 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
                        BackboneGrid grid, int rank)
     : parts_(parts),
       limits_(limits),
-      model_(parts, limits, form),
+      model_({parts.config, parts.weights, parts.device, parts.ops, parts.experts,
+              grid.replica_of(rank), grid.n_replicas},
+             limits, form),
       grid_(grid),
       rank_(rank),
       pipeline_(grid, limits.max_tokens),

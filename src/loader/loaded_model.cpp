@@ -13,6 +13,7 @@
 #include "loader/dense_choice.h"
 #include "loader/mtp_layers.h"
 #include "offload/plan/hot_experts.h"
+#include "offload/plan/workload.h"
 
 namespace tandem {
 namespace {
@@ -51,8 +52,8 @@ Drafting drafting_for(const ModelOptions& options) {
 
 ModelConfig config_for(const ModelOptions& options) {
   ModelConfig config = ModelConfig::from_directory(options.directory);
-  require_simulated_ranks(config.router, options.simulated_ranks);
-  config.router.simulated_ranks = options.simulated_ranks;
+  require_sound(options.simulated_routing, config,
+                options.ranks.group ? options.ranks.group->size() : 1);
   return config;
 }
 
@@ -77,8 +78,10 @@ std::string text_of_rank(const ModelOptions& options, const cpu::KernelTable& ke
   const auto text = [&](const std::string& file) {
     return file.empty() ? file : read_text_file(file, kMostBytes);
   };
-  return fmt::format("kernels {}, config {}, placement {}", kernels.name,
-                     text(options.directory + "/config.json"), text(options.placement));
+  const std::string& statistics = options.simulated_routing.file;
+  return fmt::format("kernels {}, config {}, placement {}, routing {}", kernels.name,
+                     text(options.directory + "/config.json"), text(options.placement),
+                     statistics.empty() ? "" : read_text_file(statistics, kMaxStatisticsBytes));
 }
 
 std::string text_of_tensors(const WeightStore& store) {
@@ -187,7 +190,7 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
 void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& progress) {
   Group& group = *options.ranks.group;
   run_on_all(group, [&] { require_runs_on_ranks(options); });
-  require_same_on_all(group, "CPU, model or placement",
+  require_same_on_all(group, "CPU, model, placement or routing",
                       [&] { return text_of_rank(options, kernels_); });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
@@ -308,6 +311,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     set_owners(options, decision);
     join_ranks(*options.ranks.group);
   }
+  simulate_routing(options, decision);
   if (moving) start_mover(source, decision, std::move(moving));
   if (options.record_routing) gpu_->record_routing();  // all ids, also those of other ranks
   model_ = std::make_unique<StepRunner>(
@@ -363,6 +367,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
     options.note("dense products: " + dense_products_);
   }
   ExpertPool& experts = options.ranks.group ? start_ranks(options, decision) : *experts_;
+  simulate_routing(options, decision);
   if (moving) start_mover(source, decision, std::move(moving));
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_);
@@ -376,6 +381,16 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
   const int64_t n_tokens = kv_tokens(options, config_, context_, type);
   cache_ = std::make_unique<KvCache>(
       config_, n_tokens, type, Buffer(KvCache::bytes_for(config_, n_tokens, type, stage)), stage);
+}
+
+// Called once the ranks of all experts are known.
+void LoadedModel::simulate_routing(const ModelOptions& options, const Decision& decision) {
+  SharingRanks ranks;
+  if (owners_)
+    ranks = {decision.parts.grid.n_of_stage(), [this](int layer, int expert) {
+               return std::span<const int32_t>(owners_->ranks(layer, expert));
+             }};
+  config_.router.simulated = simulated_choices(options.simulated_routing, config_, config_, ranks);
 }
 
 ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision& decision) {

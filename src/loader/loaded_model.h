@@ -73,6 +73,7 @@ class LoadedModel {
   void load_on_cpu(const Source& source, const Decision& decision);
   void start_mover(const Source& source, const Decision& decision,
                    std::unique_ptr<OutputThread> thread);
+  void simulate_routing(const ModelOptions& options, const Decision& decision);
   void set_owners(const ModelOptions& options, const Decision& decision);
   ExpertPool& start_ranks(const ModelOptions& options, const Decision& decision);
   std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,

@@ -11,6 +11,7 @@
 #include "engine/step_runner.h"
 #include "loader/load_weights.h"
 #include "model/weight_format.h"
+#include "offload/plan/simulated_routing.h"
 #include "offload/ranks/expert_owners.h"
 
 namespace tandem {
@@ -87,7 +88,7 @@ struct ModelOptions {
   int micro_batches = 0;
   // Rows and sums arrive so much later, for benchmarks and tests on one host.
   std::chrono::duration<double> simulated_delay{0};
-  int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
+  SimulatedRouting simulated_routing = {};
   bool record_routing = false;
   bool count_experts = false;        // StepRunner::count_experts()
   bool moves_experts = false;        // StepRunner::load_experts(); takes memory

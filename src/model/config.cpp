@@ -364,12 +364,4 @@ void check_sizes(const ModelConfig& c, std::string_view source) {
 }
 
 }  // namespace
-void require_simulated_ranks(const RouterConfig& r, int ranks) {
-  require(
-      ranks == 0 || (ranks >= r.n_active && ranks <= r.n_experts),
-      "--simulate-routing {}: must be {} to {} ranks, from the experts of a token to those of a "
-      "layer",
-      ranks, r.n_active, r.n_experts);
-}
-
 }  // namespace tandem

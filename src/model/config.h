@@ -1,9 +1,12 @@
 // Hyper-parameters of a DeepSeek-family checkpoint (V2, V2-Lite, V3, R1, Kimi-K2, Moonlight). Plain
 // data; each comment gives the key in config.json. Defaults are those of DeepSeek-V3.
 #pragma once
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "model/simulated_choices.h"
 
 namespace tandem {
 
@@ -21,15 +24,11 @@ struct RouterConfig {
   float scale = 2.5f;     // routed_scaling_factor
   bool scale_normalized =
       true;  // multiply normalised weights by `scale` as well; false for DeepseekV2ForCausalLM
-  // 0: experts are those that the router chooses. Else routing is simulated as perfectly balanced
-  // over so many ranks: place i among all choices of a step, in the order of its tokens, is expert
-  // (i % ranks) * n_experts / ranks; weights are those of the router's own choice.
-  int simulated_ranks = 0;
+  // For measurements: replaces the experts that the router chooses, and not their weights. Null: it
+  // chooses.
+  std::shared_ptr<const SimulatedChoices> simulated = {};
   bool has_bias() const { return method == TopkMethod::kNoauxTc; }
 };
-// Throws Error unless a token's experts differ under simulated routing: n_active to n_experts
-// ranks.
-void require_simulated_ranks(const RouterConfig& router, int ranks);
 
 // rope_theta and rope_scaling. Without YaRN, factor is 1.
 struct RopeConfig {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/rounding.h"
+#include "gpu_kernels/simulated_row.h"
 #include "ops/cpu_sampler.h"
 #include "ops/cpu_weights.h"
 #include "ops/router.h"
@@ -195,7 +196,10 @@ void CpuOps::route(const RouteArgs& a) {
                 a.bias.empty() ? no_bias : std::span<const float>(a.bias.q.row<float>(0), n),
                 a.router, {{scratch, n}, {scratch + n, n}, {scratch + 2 * n, groups}},
                 {a.out.ids.row<int32_t>(t), k}, {a.out.weights.row<float>(t), k});
-    if (a.router.simulated_ranks > 0) balance(a.router, t, {a.out.ids.row<int32_t>(t), k});
+    if (const SimulatedRows& s = a.simulated; s.ids.rows > 0)
+      std::copy_n(s.ids.row<int32_t>(simulated_row(s.first_token + t * s.token_stride,
+                                                   s.positions[t], s.ids.rows, s.varies)),
+                  k, a.out.ids.row<int32_t>(t));
   });
   if (!a.uses) return;
   for (int64_t t = 0; t < a.x.rows; ++t)

@@ -29,7 +29,6 @@ gpu::RouterArgs router_form(const RouterConfig& r) {
   args.scoring =
       r.scoring == Scoring::kSoftmax ? gpu::RouterScoring::kSoftmax : gpu::RouterScoring::kSigmoid;
   args.group_score = group_score(r);
-  args.simulated_ranks = r.simulated_ranks;
   args.normalize = normalize;
   args.scale = normalize && !r.scale_normalized ? 1 : r.scale;
   return args;
@@ -235,6 +234,13 @@ void CudaOps::route(const RouteArgs& a) {
   args.ids = static_cast<int32_t*>(a.out.ids.data);
   args.ids_stride = a.out.ids.stride;
   args.uses = a.uses;
+  if (const SimulatedRows& s = a.simulated; s.ids.rows > 0)
+    args.simulated = {.ids = s.ids.row<int32_t>(0),
+                      .n_rows = s.ids.rows,
+                      .varies = s.varies,
+                      .positions = batch_.on_gpu(s.positions),
+                      .first_token = s.first_token,
+                      .token_stride = s.token_stride};
   args.tokens = rows_of(a.x);
   gpu::route(stream_, args);
 }

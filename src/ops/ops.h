@@ -53,6 +53,14 @@ struct MlaArgs {
   TensorView out;  // [tokens * heads, kv_rank] absorbed, [tokens * heads, v_dim] naive
 };
 
+// Replaces the experts that a router chooses: token i takes a row of `ids` (simulated_row()).
+struct SimulatedRows {
+  TensorView ids = {};  // kI32 [rows, n_active] in the device's memory; no rows: the router chooses
+  bool varies = false;
+  std::span<const int32_t> positions = {};    // [tokens]
+  int64_t first_token = 0, token_stride = 1;  // token i is number first_token + i * token_stride
+};
+
 // Chooses experts by the products of x with the rows of w. x is not rounded as in other products,
 // because near ties decide which experts run.
 struct RouteArgs {
@@ -65,6 +73,7 @@ struct RouteArgs {
   // [n_experts] in the device's memory: how often each expert was chosen, modulo 2^32, to which
   // these choices are added; null: they are not counted.
   uint32_t* uses = nullptr;
+  SimulatedRows simulated = {};
 };
 
 class Ops {

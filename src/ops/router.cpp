@@ -80,12 +80,6 @@ void route_token(std::span<const float> logits, std::span<const float> bias,
   for (float& w : weights) w *= normalize ? scale / (sum + 1e-20f) : scale;
 }
 
-void balance(const RouterConfig& router, int64_t token, std::span<int32_t> ids) {
-  const int64_t ranks = router.simulated_ranks;
-  for (int64_t k = 0; k < router.n_active; ++k)
-    ids[k] = static_cast<int32_t>((token * router.n_active + k) % ranks * router.n_experts / ranks);
-}
-
 std::vector<int32_t> random_experts(const RouterConfig& router, int n_tokens,
                                     std::mt19937& random) {
   std::vector<int32_t> experts(router.n_experts), chosen;

@@ -23,10 +23,6 @@ void route_token(std::span<const float> logits, std::span<const float> bias,
                  const RouterConfig& router, RouterScratch scratch, std::span<int32_t> ids,
                  std::span<float> weights);
 
-// Replaces the experts of token `token` of a step by those of simulated routing
-// (RouterConfig::simulated_ranks).
-void balance(const RouterConfig& router, int64_t token, std::span<int32_t> ids);
-
 // n_active different experts for each of n_tokens, [n_tokens, n_active], drawn with equal
 // probability: for measurements.
 std::vector<int32_t> random_experts(const RouterConfig& router, int n_tokens, std::mt19937& random);

@@ -181,11 +181,11 @@ OrderedJson generate_json(const AnswerInfo& info, const ChoicePart& all, const U
 }
 
 OrderedJson models_json(const std::string& id, const std::string& root, int64_t context,
-                        int64_t created, int simulated_ranks) {
+                        int64_t created, const std::string& simulated_routing) {
   OrderedJson model = {
       {"id", id},     {"object", "model"}, {"created", created},      {"owned_by", "tandem"},
       {"root", root}, {"parent", nullptr}, {"max_model_len", context}};
-  if (simulated_ranks > 0) model["simulated_routing_ranks"] = simulated_ranks;
+  if (!simulated_routing.empty()) model["simulated_routing"] = simulated_routing;
   return {{"object", "list"}, {"data", OrderedJson::array({model})}};
 }
 

@@ -66,10 +66,9 @@ OrderedJson usage_chunk_json(const AnswerInfo& info, const Usage& usage);
 // SGLang's object, with all text so far.
 OrderedJson generate_json(const AnswerInfo& info, const ChoicePart& all, const Usage& usage);
 
-// `simulated_ranks` of balanced routing are named unless they are 0: clients that measure must
-// know.
+// `simulated_routing` is named unless it is empty: clients that measure must know.
 OrderedJson models_json(const std::string& id, const std::string& root, int64_t context,
-                        int64_t created, int simulated_ranks);
+                        int64_t created, const std::string& simulated_routing);
 
 // "stop", "length" or "abort".
 const char* finish_reason_name(FinishReason reason);

@@ -34,7 +34,7 @@ class Service {
   struct Options {
     std::string model_id;                        // id of the model in the API
     std::string root;                            // folder of the model
-    int simulated_ranks = 0;                     // of balanced routing; 0: none
+    std::string simulated_routing = {};          // its name; empty: the router chooses
     std::string api_key;                         // empty: no key is required
     std::vector<std::string> cors_origins = {};  // origins of pages that may read responses
     std::function<void(const std::string&)> log = [](const std::string&) {};  // a line per request

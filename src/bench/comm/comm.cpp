@@ -7,6 +7,7 @@
 
 #include "bench/machine/this_machine.h"
 #include "comm/agreement.h"
+#include "comm/hosts.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
 

@@ -33,10 +33,6 @@ void bench_barrier(const BenchRanks& ranks, double seconds, const OnRow& on_row)
 // random routing. The low-latency mode is left out, with a warning, where ranks share no memory.
 void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row);
 
-// The host of each rank, numbered from 0 in the order of ranks. Containers of one machine are one
-// host.
-std::vector<int> hosts_of_ranks(Group& group);
-
 // What a host sends to all others, and they to it at the same time. The latency is that of a small
 // message of each rank to each rank of other hosts, the rate that of `bytes` of each host without
 // it.

@@ -1,10 +1,5 @@
 // `tandem bench comm --out`: the network between hosts, for machine files.
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -16,18 +11,6 @@
 
 namespace tandem {
 namespace {
-
-// The number that the kernel drew when it started; where it does not say, the host's name.
-std::array<char, 256> name_of_host() {
-  std::array<char, 256> name{};
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string line;
-  if (std::getline(file, line) && !line.empty())
-    line.copy(name.data(), name.size() - 1);
-  else
-    gethostname(name.data(), name.size() - 1);
-  return name;
-}
 
 // all_to_all with `piece` bytes for each rank of another host and none for the others.
 class Crossing {
@@ -67,18 +50,6 @@ int64_t most_pairs(const std::vector<int>& host_of_rank) {
 }
 
 }  // namespace
-
-std::vector<int> hosts_of_ranks(Group& group) {
-  std::vector<std::array<char, 256>> names(group.size());
-  group.all_gather_values(name_of_host(), std::span(names));
-  std::vector<int> hosts;
-  int n_hosts = 0;
-  for (int r = 0; r < group.size(); ++r) {
-    const auto first = std::find(names.begin(), names.begin() + r, names[r]) - names.begin();
-    hosts.push_back(first < r ? hosts[first] : n_hosts++);
-  }
-  return hosts;
-}
 
 MeasuredNetwork measure_network(const BenchRanks& ranks, const std::vector<int>& host_of_rank,
                                 int64_t bytes, double seconds) {

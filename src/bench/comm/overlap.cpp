@@ -10,6 +10,7 @@
 #include "engine/micro_batch_policy.h"
 #include "io/atomic_file.h"
 #include "loader/loaded_model.h"
+#include "offload/ranks/rank_timelines.h"
 
 namespace tandem {
 namespace {
@@ -91,7 +92,8 @@ class OverlapBench {
   void write_timeline() {
     const MeasuredStep step(loaded_->config(), group_.size(), o_.tokens.back(), false);
     for (const int n : {1, 2, 1, 2}) seconds_of(step, n);
-    if (group_.rank() == 0) write_new_file(o_.timeline, timeline_json(*loaded_->timeline()));
+    const std::string text = rank_timelines_json(group_, loaded_->timeline());
+    if (group_.rank() == 0) write_new_file(o_.timeline, text);
   }
 
   void measure(int n_tokens, bool is_decode) {

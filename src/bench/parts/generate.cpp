@@ -372,7 +372,7 @@ ModelConfig cut_model(const BenchInput& bench) {
       "used; choose fewer --layers, a shorter --ctx or raise --memory",
       c.n_layers, cache_tokens(bench), gigabytes(bench.memory_bytes - left),
       gigabytes(bench.memory_bytes));
-  return with_resident_experts(c, bench.formats.experts, left);
+  return with_simulated_routing(bench, with_resident_experts(c, bench.formats.experts, left));
 }
 
 void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,

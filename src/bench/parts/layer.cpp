@@ -32,7 +32,8 @@ ModelConfig only_layers(const BenchInput& bench, bool moe, int64_t other_bytes) 
           "--layers, a shorter --ctx or raise --memory",
           c.n_layers, gigabytes(bench.memory_bytes - left), gigabytes(bench.memory_bytes));
   if (!moe) return with_experts(c, 0);
-  return with_experts(c, resident_experts(c, bench.formats.experts, left / c.n_layers, 0).experts);
+  const int n = resident_experts(c, bench.formats.experts, left / c.n_layers, 0).experts;
+  return with_simulated_routing(bench, with_experts(c, n));
 }
 
 bool is_of_moe(const WeightSpec& spec) {

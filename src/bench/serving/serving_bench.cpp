@@ -164,7 +164,7 @@ ServingBench::Run ServingBench::run(std::optional<int> concurrency, size_t n_req
                               .input_tokens = options_.dataset.input_tokens,
                               .output_tokens = options_.dataset.output_tokens,
                               .range_ratio = options_.dataset.range_ratio,
-                              .simulated_ranks = simulated_ranks_};
+                              .simulated_routing = simulated_routing_};
   Run run = {.metrics = metrics,
              .report = report_text(setup, metrics),
              .json = report_json(setup, metrics),
@@ -198,8 +198,8 @@ void ServingBench::ask_for_model() {
     return reply.status == 200 && list.is_object() && list.contains(at) ? list[at]
                                                                         : nlohmann::json();
   };
-  const nlohmann::json id = find("/data/0/id"), ranks = find("/data/0/simulated_routing_ranks");
-  if (ranks.is_number_integer()) simulated_ranks_ = ranks;
+  const nlohmann::json id = find("/data/0/id"), routing = find("/data/0/simulated_routing");
+  if (routing.is_string()) simulated_routing_ = routing;
   if (!load_.model.empty()) return;
   if (!id.is_string())
     throw std::runtime_error(fmt::format("{}/v1/models answers {} {}: {}: give --model",

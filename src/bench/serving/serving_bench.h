@@ -76,7 +76,7 @@ class ServingBench {
   std::vector<ServingRequest> requests_;
   NumpyRandom numpy_;  // state after drawing the requests
   std::string output_file_;
-  int simulated_ranks_ = 0;  // as the server says; reports name them
+  std::string simulated_routing_;  // as the server says; reports name it
 };
 
 // The highest n of 1..most with ok(n), to within a twentieth; 0 if ok(1) is false. ok must be

@@ -93,7 +93,7 @@ void add_what_the_original_lacks(const ServingSetup& setup, const ServingMetrics
   json["max_itl_ms"] = m.itl.most;
   json["failed"] = m.failed;
   json["interrupted"] = m.interrupted;
-  if (setup.simulated_ranks > 0) json["simulated_routing_ranks"] = setup.simulated_ranks;
+  if (!setup.simulated_routing.empty()) json["simulated_routing"] = setup.simulated_routing;
 }
 
 }  // namespace
@@ -172,9 +172,8 @@ std::string report_text(const ServingSetup& s, const ServingMetrics& m) {
   text += line("P99 ITL (ms):", m.itl.p99);
   text += line("Max ITL (ms):", m.itl.most);
   text += std::string(50, '=') + "\n";
-  if (s.simulated_ranks > 0)
-    text +=
-        fmt::format("The server simulates routing, balanced over {} ranks.\n", s.simulated_ranks);
+  if (!s.simulated_routing.empty())
+    text += fmt::format("The server simulates routing: {}.\n", s.simulated_routing);
   return text;
 }
 

@@ -47,7 +47,7 @@ struct ServingSetup {
   std::optional<int> sharegpt_output_tokens;
   int input_tokens, output_tokens;  // for random data
   double range_ratio;
-  int simulated_ranks = 0;  // of the server's balanced routing; 0: none, and not in the report
+  std::string simulated_routing = {};  // of the server; empty: none, and not in the report
 };
 
 std::string report_text(const ServingSetup& setup, const ServingMetrics& metrics);

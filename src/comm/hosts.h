@@ -1,0 +1,24 @@
+// The hosts of ranks, and how far their clocks differ.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "comm/group.h"
+
+namespace tandem {
+
+// The host of each rank, numbered from 0 in the order of ranks. Containers of one machine are one
+// host. All ranks call it.
+std::vector<int> hosts_of_ranks(Group& group);
+
+struct ClockDifference {
+  double seconds = 0;  // is added to a time of the rank's steady clock to get that of rank 0
+  double within = 0;   // by which `seconds` may be wrong
+};
+// [ranks]; all ranks call it and get the same. Ranks of one host have one steady clock. Another
+// host tells its time to rank 0 in answer to a message: it lies between the two times that rank 0
+// reads before and after, and the shortest of several rounds counts. now: this rank's clock.
+std::vector<ClockDifference> clock_differences(Group& group, const std::vector<int>& host_of_rank,
+                                               const std::function<double()>& now);
+
+}  // namespace tandem
