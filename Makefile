@@ -24,7 +24,7 @@ JOBS := $(shell nproc)
 # Some tests wait for servers and timeouts most of their time.
 TEST_JOBS := $(shell expr $(JOBS) + 1)
 FUZZ_SECONDS ?= 600
-LINT_CHANGED ?= 8
+LINT_CHANGED ?= 5
 SEED ?= 1
 PREFIX ?= /usr/local
 

@@ -107,13 +107,18 @@ class StatedDevice final : public Device {
   void wait() override { stream_.wait(); }
   void to_host(TensorView, TensorView) override { wait(); }
   // As CudaDevice.
-  void run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
+  bool run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
                     const std::function<void()>& follow) override {
-    if (key.n_tokens > gpu::kSkinnyTokens) return enqueue();
+    if (key.n_tokens > gpu::kSkinnyTokens) {
+      enqueue();
+      return false;
+    }
     auto known = recorded_.find(key);
-    if (known == recorded_.end()) known = recorded_.emplace(key, stream_.capture(enqueue)).first;
+    const bool is_new = known == recorded_.end();
+    if (is_new) known = recorded_.emplace(key, stream_.capture(enqueue)).first;
     stream_.replay(known->second);
     follow();
+    return is_new;
   }
 
  private:

@@ -28,7 +28,7 @@ TEST(Pipeline, DividesWhatIsLongEnough) {
   EXPECT_FALSE(divides({1, 1, 2}, 127));
   EXPECT_TRUE(divides({1, 1, 2}, 128));
   EXPECT_TRUE(divides({1, 4, 2}, 512));
-  EXPECT_FALSE(divides({2, 1, 2}, 512, 2));
+  EXPECT_TRUE(divides({2, 1, 2}, 512, 2));
 }
 
 // Pieces hold every token and row of logits once, in order, and what they attend to.
@@ -41,14 +41,14 @@ TEST(Pipeline, PiecesAreTheStep) {
   const Batch whole = step.batch();
   for (const int n_stages : {2, 3, 8}) {
     Pipeline pipeline({1, 1, n_stages}, 1024);
-    const auto pieces = pipeline.pieces_of(whole);
+    const auto pieces = pipeline.pieces_of(std::span(&whole, 1));
     EXPECT_EQ(pieces.size(), n_stages == 2 ? 4u : 5u) << "at least 64 tokens each";
     int n_tokens = 0;
     int64_t n_logits = 0;
     std::vector<int> n_of_sequence(2);
     for (const PipelinePiece& piece : pieces) {
-      const Batch& b = piece.batch;
-      EXPECT_EQ(piece.first_logits, n_logits);
+      const Batch& b = piece.batches[0];
+      EXPECT_EQ(piece.first_logits[0], n_logits);
       int end = 0;
       for (const Sequence& s : b.sequences) {
         EXPECT_EQ(s.first_token, end);
@@ -72,6 +72,29 @@ TEST(Pipeline, PiecesAreTheStep) {
     EXPECT_EQ(n_tokens, whole.n());
     EXPECT_EQ(n_logits, std::ssize(whole.logit_rows));
   }
+}
+
+// The replica with the most tokens decides how many pieces all have.
+TEST(Pipeline, ReplicasHaveAsManyPieces) {
+  StepArrays longest(1024), decode(1024);
+  const std::vector<int32_t> tokens = numbers(300), pages = numbers(8);
+  longest.add(tokens, pages, 0, 300, 1);
+  for (int i = 0; i < 3; ++i) decode.add(tokens, pages, 20 + i, 1, 1);
+  const std::array<Batch, 3> replicas = {decode.batch(), longest.batch(), Batch{}};
+  Pipeline pipeline({3, 1, 2}, 1024);
+  const auto pieces = pipeline.pieces_of(replicas);
+  ASSERT_EQ(pieces.size(), 4u);
+  std::array<int, 3> n_tokens = {};
+  std::array<int64_t, 3> n_logits = {};
+  for (const PipelinePiece& piece : pieces)
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(piece.first_logits[r], n_logits[r]);
+      n_tokens[r] += piece.batches[r].n();
+      n_logits[r] += std::ssize(piece.batches[r].logit_rows);
+      EXPECT_EQ(std::ssize(piece.batches[r].sequences), r == 1 ? 1 : piece.batches[r].n());
+    }
+  EXPECT_EQ(n_tokens, (std::array{3, 300, 0}));
+  EXPECT_EQ(n_logits, (std::array<int64_t, 3>{3, 1, 0}));
 }
 
 }  // namespace

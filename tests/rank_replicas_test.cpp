@@ -459,7 +459,7 @@ TEST(RanksInAPipeline, ComputePromptsInPieces) {
   };
   LoadedModel alone(options);
   const auto want = logits_of(alone);
-  for (const Grid& grid : {Grid{1, 1, kAuto, 2}, Grid{1, 2, kAuto, 3}}) {
+  for (const Grid& grid : {Grid{1, 1, kAuto, 2}, Grid{1, 2, kAuto, 3}, Grid{2, 1, kGather, 2}}) {
     SCOPED_TRACE(grid.name());
     on_grid(grid, options, [&](LoadedModel& loaded) {
       const auto got = logits_of(loaded);

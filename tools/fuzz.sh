@@ -11,10 +11,11 @@ mkdir -p build
 version=14
 [ ! -d /usr/include/c++/13 ] || version=18
 tools/install_packages.sh "clang-$version" "libclang-rt-$version-dev"
-# Before a short run, compiling optimised code would take longer than it saves.
-built=build/fuzz optimised=-O2
-[ "$seconds" -ge 60 ] || { built=build/fuzz-short optimised=-O0; }
-cmake --preset fuzz -B "$built" -DCMAKE_CXX_COMPILER="clang++-$version" \
+# Before a short run, compiling optimised code would take longer than it saves, and checks of undefined behaviour
+# double the time to compile.
+built=build/fuzz optimised=-O2 checks=address,undefined
+[ "$seconds" -ge 60 ] || { built=build/fuzz-short optimised=-O0 checks=address; }
+cmake --preset fuzz -B "$built" "-DTANDEM_SANITIZE=$checks" -DCMAKE_CXX_COMPILER="clang++-$version" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="$optimised -gline-tables-only -DNDEBUG" >build/configure-fuzz.log 2>&1 ||
   { cat build/configure-fuzz.log; exit 1; }
 cmake --build "$built" -j"$(nproc)"

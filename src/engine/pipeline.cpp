@@ -8,45 +8,66 @@ namespace tandem {
 
 Pipeline::Pipeline(BackboneGrid grid, int max_tokens) : grid_(grid) {
   if (grid.n_stages == 1) return;
-  const int most = n_pieces(max_tokens);
+  const int most = n_pieces(max_tokens), n_replicas = grid.n_replicas;
   pieces_.reserve(most);
-  sequences_.reserve(max_tokens + most);  // a piece may begin within a sequence
-  logit_rows_.reserve(max_tokens);
+  batches_.reserve(int64_t{most} * n_replicas);
+  first_logits_.reserve(int64_t{most} * n_replicas);
+  sequences_.reserve(int64_t{n_replicas} *
+                     (max_tokens + most));  // of which pieces may begin within
+  logit_rows_.reserve(int64_t{n_replicas} * max_tokens);
 }
 
 int Pipeline::n_pieces(int n_tokens) const {
   return std::clamp(n_tokens / kLeastTokens, 1, kMostPieces * grid_.n_stages);
 }
 
-bool Pipeline::divides(std::span<const Batch> replicas) const {
-  return grid_.n_stages > 1 && replicas.size() == 1 && n_pieces(replicas[0].n()) > 1;
+int Pipeline::n_pieces(std::span<const Batch> replicas) const {
+  int n = 1;
+  for (const Batch& batch : replicas) n = std::max(n, n_pieces(batch.n()));
+  return n;
 }
 
-std::span<const PipelinePiece> Pipeline::pieces_of(const Batch& step) {
+bool Pipeline::divides(std::span<const Batch> replicas) const {
+  return grid_.n_stages > 1 && n_pieces(replicas) > 1;
+}
+
+std::span<const PipelinePiece> Pipeline::pieces_of(std::span<const Batch> replicas) {
   pieces_.clear();
+  batches_.clear();
+  first_logits_.clear();
   sequences_.clear();
   logit_rows_.clear();
-  const int n = n_pieces(step.n());
+  const int n = n_pieces(replicas);
   for (int i = 0; i < n; ++i) {
-    const int first = step.n() * i / n, end = step.n() * (i + 1) / n;
-    const size_t first_sequence = sequences_.size(), first_logits = logit_rows_.size();
-    for (const Sequence& s : step.sequences) {
-      const int begin = std::max(first, s.first_token);
-      const int stop = std::min(end, s.first_token + s.n_tokens);
-      if (begin >= stop) continue;
-      const int n_later = s.first_token + s.n_tokens - stop;
-      sequences_.push_back({begin - first, stop - begin, s.kv_length - n_later, s.kv_pages});
+    for (size_t r = 0; r < replicas.size(); ++r) {
+      const PipelinePiece* const before = i > 0 ? &pieces_.back() : nullptr;
+      first_logits_.push_back(
+          before ? before->first_logits[r] + std::ssize(before->batches[r].logit_rows) : 0);
+      batches_.push_back(piece_of(replicas[r], i, n));
     }
-    for (const int32_t row : step.logit_rows)
-      if (row >= first && row < end) logit_rows_.push_back(row - first);
-    const auto n_tokens = static_cast<size_t>(end - first);
-    pieces_.push_back({{.tokens = step.tokens.subspan(first, n_tokens),
-                        .positions = step.positions.subspan(first, n_tokens),
-                        .sequences = std::span(sequences_).subspan(first_sequence),
-                        .logit_rows = std::span(logit_rows_).subspan(first_logits)},
-                       static_cast<int64_t>(first_logits)});
+    pieces_.push_back({std::span(batches_).last(replicas.size()),
+                       std::span(first_logits_).last(replicas.size())});
   }
   return pieces_;
+}
+
+Batch Pipeline::piece_of(const Batch& step, int i, int n) {
+  const int first = step.n() * i / n, end = step.n() * (i + 1) / n;
+  const size_t first_sequence = sequences_.size(), first_row = logit_rows_.size();
+  for (const Sequence& s : step.sequences) {
+    const int begin = std::max(first, s.first_token);
+    const int stop = std::min(end, s.first_token + s.n_tokens);
+    if (begin >= stop) continue;
+    const int n_later = s.first_token + s.n_tokens - stop;
+    sequences_.push_back({begin - first, stop - begin, s.kv_length - n_later, s.kv_pages});
+  }
+  for (const int32_t row : step.logit_rows)
+    if (row >= first && row < end) logit_rows_.push_back(row - first);
+  const auto n_tokens = static_cast<size_t>(end - first);
+  return {.tokens = step.tokens.subspan(first, n_tokens),
+          .positions = step.positions.subspan(first, n_tokens),
+          .sequences = std::span(sequences_).subspan(first_sequence),
+          .logit_rows = std::span(logit_rows_).subspan(first_row)};
 }
 
 }  // namespace tandem

@@ -12,20 +12,19 @@ namespace tandem {
 
 // A step of its own, whose tokens begin at 0.
 struct PipelinePiece {
-  Batch batch;
-  int64_t first_logits;  // the row of the step's logits where its own begin
+  std::span<const Batch> batches;         // [replicas]; some may be empty
+  std::span<const int64_t> first_logits;  // [replicas] row of the step's logits where its own begin
 };
 
 class Pipeline {
  public:
   // For steps of up to max_tokens tokens.
   Pipeline(BackboneGrid grid, int max_tokens);
-  // Whether a step is computed in pieces. With several replicas it is not, because they would have
-  // to exchange rows piece by piece.
+  // Whether a step of all replicas is computed in pieces.
   bool divides(std::span<const Batch> replicas) const;
-  // Pieces of equal numbers of tokens, at most kMostPieces a stage; valid until the next call, as
-  // long as `step` is.
-  std::span<const PipelinePiece> pieces_of(const Batch& step);
+  // Pieces of equal numbers of tokens of each replica, at most kMostPieces a stage; valid until the
+  // next call, as long as the batches are. All replicas have as many, because they exchange rows.
+  std::span<const PipelinePiece> pieces_of(std::span<const Batch> replicas);
 
  private:
   // With k pieces of equal length on n stages a step takes (k + n - 1) / (k n) of the time of one
@@ -34,9 +33,13 @@ class Pipeline {
   static constexpr int kLeastTokens = 64;  // of a piece
   static constexpr int kMostPieces = 2;    // for each stage
   int n_pieces(int n_tokens) const;
+  int n_pieces(std::span<const Batch> replicas) const;
+  Batch piece_of(const Batch& step, int i, int n);
 
   const BackboneGrid grid_;
   std::vector<PipelinePiece> pieces_;
+  std::vector<Batch> batches_;         // [pieces][replicas]
+  std::vector<int64_t> first_logits_;  // [pieces][replicas]
   std::vector<Sequence> sequences_;
   std::vector<int32_t> logit_rows_;
 };

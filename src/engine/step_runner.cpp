@@ -74,12 +74,12 @@ void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
 void StepRunner::obey_forward(std::span<const Batch> replicas, KvCache& cache,
                               int n_micro_batches) {
   if (!passes_in_pieces(replicas)) return forward_piece(replicas, cache, 0, n_micro_batches);
-  for (const PipelinePiece& piece : pipeline_.pieces_of(replicas[0]))
-    forward_piece(std::span(&piece.batch, 1), cache, piece.first_logits, 1);
+  for (const PipelinePiece& piece : pipeline_.pieces_of(replicas))
+    forward_piece(piece.batches, cache, piece.first_logits[grid_.replica_of(rank_)], 1);
 }
 
 bool StepRunner::passes_in_pieces(std::span<const Batch> replicas) const {
-  return pipeline_.divides(replicas) && !is_decode(replicas[0]);
+  return pipeline_.divides(replicas) && !is_decode(replicas);
 }
 
 void StepRunner::forward_piece(std::span<const Batch> replicas, KvCache& cache,
