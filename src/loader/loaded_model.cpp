@@ -6,6 +6,7 @@
 
 #include "comm/agreement.h"
 #include "comm/delayed.h"
+#include "comm/launcher.h"
 #include "core/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
@@ -37,7 +38,7 @@ constexpr std::chrono::seconds kTeamPatience(60);
              "error: a thread that computes experts has made no progress for {} s, and the "
              "GPU waits for it: the program ends; start it again\n",
              kTeamPatience.count());
-  std::_Exit(1);
+  end_rank(1);
 }
 
 Drafting drafting_for(const ModelOptions& options) {
@@ -164,7 +165,7 @@ constexpr std::chrono::seconds kGpuPatience(12);
     why = error.what();
   }
   fmt::print(stderr, "error: {}\n", why);
-  std::_Exit(1);
+  end_rank(1);
 }
 
 }  // namespace
@@ -195,6 +196,7 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
   group.set_patience({});
+  groups_.set_patience({});  // they have that of loading
   if (!options.ranks.steps) return;
   const int number = options.ranks.steps->add(*model_, *cache_);
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
