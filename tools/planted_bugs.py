@@ -668,6 +668,8 @@ MUTANTS = [
     ("timelines: a rank's clock is taken for that of rank 0", "offload/ranks/rank_timelines.cpp", [("start - clock.seconds}", "start}")]),
     ("timelines: clocks differ by the way there", "src/comm/hosts.cpp", [("(before + after) / 2 - there", "before - there")]),
     ("ranks: a part of a grid waits as long as for loading", "src/loader/grid_groups.cpp", [("    if (part) part->set_patience(patience);\n", "    (void)part, (void)patience;\n")]),
+    ("fit: buffers of ranks that exchange rows are left out", "src/loader/decision.cpp", [("  return kv + ExchangedExperts::bytes_for(", "  return kv + 0 * ExchangedExperts::bytes_for(")]),
+    ("fit: one lane's buffers are counted", "offload/ranks/exchanged_experts.cpp", [("  for (int i = 0; i < n_lanes(micro_batches); ++i) {", "  for (int i = 0; i < 1; ++i) {")]),
     ("ranks: no heartbeat", "src/engine/step_channel.cpp", [("  heart_ = std::thread([this] { beat(); });\n", "")]),
     ("ranks: rank 0 does not hear of the others while idle", "src/engine/step_channel.cpp", [("      send({.order = {.kind = StepOrder::Kind::kHeartbeat}});\n      group_.barrier();", "      send({.order = {.kind = StepOrder::Kind::kHeartbeat}});")]),
     ("ranks: a rank that follows announces an end", "src/cli/ranks.cpp", [("steps_->leads() && steps_->has_started()", "steps_->has_started()")]),

@@ -151,10 +151,6 @@ void copy_terminal(int to) {
   close(to);
 }
 
-int status_of(int status) {
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 // The ranks that are connected, and which of them ended first without announcing it. Events of the
 // kernel come in the order in which connections closed. That of a rank closes before those by which
 // the launcher and other ranks learn that it has ended.
@@ -272,7 +268,7 @@ std::string find_launcher(std::string_view path) {
   for (const char* const name : {"mpirun", "mpiexec"})
     for (size_t at = 0; at <= path.size();) {
       const size_t end = std::min(path.find(':', at), path.size());
-      const std::string program = std::string(path.substr(at, end - at)) + "/" + name;
+      std::string program = std::string(path.substr(at, end - at)) + "/" + name;
       std::error_code ignored;
       if (end > at && std::filesystem::is_regular_file(program, ignored) &&
           access(program.c_str(), X_OK) == 0)

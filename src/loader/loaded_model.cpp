@@ -91,22 +91,6 @@ std::string text_of_tensors(const WeightStore& store) {
       store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
-// The exchange that the user chooses; nothing: no exchange, or the fastest one.
-std::optional<ExchangeMode> mode_of(ExpertDispatch dispatch) {
-  switch (dispatch) {
-    case ExpertDispatch::kGather:
-      return ExchangeMode::kGather;
-    case ExpertDispatch::kAllToAll:
-      return ExchangeMode::kAllToAll;
-    case ExpertDispatch::kLowLatency:
-      return ExchangeMode::kLowLatency;
-    case ExpertDispatch::kAuto:
-    case ExpertDispatch::kAllReduce:
-      break;
-  }
-  return {};
-}
-
 // GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
   if (options.device == DeviceChoice::kCpu) return options;
@@ -148,10 +132,6 @@ void require_moves(const ModelOptions& options, const ExecutedParts& parts) {
 // Begins before the team does: a later thread would inherit the CPU of the thread that begins it.
 std::unique_ptr<OutputThread> thread_for_moves(const ModelOptions& options) {
   return options.moves_experts ? std::make_unique<OutputThread>() : nullptr;
-}
-
-bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
-  return options.ranks.group && (grid.n_replicas > 1 || mode_of(options.dispatch));
 }
 
 // A GPU waits without end for a rank that is lost. The group's own calls tell which one it is.
@@ -471,8 +451,8 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
   auto experts = std::make_unique<ExchangedExperts>(
       ExchangedParts{delayed_ ? *delayed_ : groups_.stage(), decision.parts.grid.of_stage(),
                      *owners_, kernels_, config_, *experts_, decision.limits.max_tokens,
-                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32, mode_of(options.dispatch),
-                     options.micro_batches > 0 ? options.micro_batches : ExpertPool::kMeasured});
+                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
+                     exchange_mode(options.dispatch), exchanged_micro_batches(options)});
   options.note("rows of experts: " + experts->modes());
   return experts;
 }
