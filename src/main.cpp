@@ -198,7 +198,9 @@ std::optional<int> start_ranks(const Options& o, const CommandRanks& ranks, int 
   if (!to_start) return {};
   if (!o.n_ranks && !o.quiet && !o.json)
     fmt::print(stderr, "{}: starting its {} ranks on this host\n", asked.by, asked.n);
-  return run_ranks(*to_start);
+  const EndOfRanks end = run_ranks(*to_start);
+  if (!end.error.empty()) fmt::print(stderr, "error: {}\n", end.error);
+  return end.status;
 }
 
 int dispatch(int argc, char** argv, CommandRanks& ranks) {
@@ -246,9 +248,10 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "with --json: log-probabilities of each token and of this many most likely ones");
   run->add_option("--record-routing", o.record_routing,
                   "write how often each expert was chosen, for `tandem plan --statistics`");
-  run->add_option("--timeline", o.timeline,
-                  "write a timeline for a Chrome trace viewer: of GPU and CPU (--device cuda), or of "
-                  "all ranks that exchange rows (--dp)");
+  run->add_option(
+      "--timeline", o.timeline,
+      "write a timeline for a Chrome trace viewer: of GPU and CPU (--device cuda), or of "
+      "all ranks that exchange rows (--dp)");
   add_generate_options(*run, o);
   add_ranks(*run, o.n_ranks, o.model);
 
@@ -374,7 +377,7 @@ int main(int argc, char** argv) {
     return e.while_running ? 1 : 2;
   } catch (const tandem::GroupError& e) {  // MPI's own end would wait for the rank
     std::fprintf(stderr, "error: %s\n", e.what());
-    std::_Exit(1);
+    tandem::end_rank(1);
   } catch (const tandem::RunError& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
   } catch (const tandem::Error& e) {

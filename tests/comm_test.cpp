@@ -1,11 +1,13 @@
 // Groups of one rank and of threads: every call with sizes of all kinds, sums whose bits depend on
 // their order, ranks that are lost at every call, and ranks whose calls differ.
+#include <atomic>
 #include <map>
 #include <thread>
 
 #include "comm/agreement.h"
 #include "comm/alone.h"
 #include "comm/delayed.h"
+#include "comm/heartbeat.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
 #include "comm/local_ranks.h"
@@ -269,6 +271,66 @@ TEST(Comm, CallsThatDifferAreErrors) {
 }
 
 // What launchers set: Open MPI 4 and 5, MPICH's and Intel MPI's, srun with PMI-2 and with PMIx.
+constexpr std::chrono::milliseconds kBeat(20);
+
+TEST(Heartbeat, RanksMayPrepareLongerThanTheirPatience) {
+  run_local_ranks({.n = 3}, [](Group& group) {
+    Heartbeat heartbeat(
+        group, [](const GroupError& e) { ADD_FAILURE() << e.what(); }, kShort, kBeat);
+    std::this_thread::sleep_for(group.rank() * kShort.limit);
+    heartbeat.end();
+    heartbeat.end();  // does nothing
+    group.barrier();
+  });
+}
+
+TEST(Heartbeat, ALostRankIsNamedWhileRanksPrepare) {
+  std::atomic<int> n_lost{0};
+  run_local_ranks({.n = 3}, [&](Group& group) {
+    if (group.rank() == 2) {  // it stops before its first beat
+      const auto of_heartbeat = group.split(0);
+      while (n_lost < 2) std::this_thread::sleep_for(kBeat);
+      return;
+    }
+    std::atomic<bool> is_lost{false};
+    const auto on_lost = [&](const GroupError& error) {
+      EXPECT_EQ(error.lost, 2);
+      EXPECT_TRUE(says(error.what(), "rank 2")) << error.what();
+      ++n_lost;
+      is_lost = true;
+    };
+    const Heartbeat heartbeat(group, on_lost, kShort, kBeat);
+    while (!is_lost) std::this_thread::sleep_for(kBeat);
+  });
+  EXPECT_EQ(n_lost, 2);
+}
+
+TEST(Heartbeat, ARankThatLeavesIsLostToTheOthers) {
+  std::atomic<int> n_lost{0};
+  run_local_ranks({.n = 3}, [&](Group& group) {
+    std::atomic<bool> is_lost{false};
+    const auto on_lost = [&](const GroupError& error) {
+      EXPECT_STREQ(error.what(), "rank 1 has ended before the others");
+      EXPECT_EQ(error.lost, 1);
+      ++n_lost;
+      is_lost = true;
+    };
+    const Heartbeat heartbeat(group, on_lost, kShort, kBeat);
+    while (group.rank() != 1 && !is_lost) std::this_thread::sleep_for(kBeat);
+  });
+  EXPECT_EQ(n_lost, 2);
+}
+
+// An error that all ranks have ends them together.
+TEST(Heartbeat, AllMayLeave) {
+  run_local_ranks({.n = 3}, [](Group& group) {
+    const Heartbeat heartbeat(
+        group, [](const GroupError& e) { ADD_FAILURE() << e.what(); }, {},
+        std::chrono::seconds(60));
+    group.barrier();
+  });
+}
+
 TEST(Launch, WhatLaunchersSay) {
   using Variables = std::map<std::string, const char*>;
   const auto launch = [](const Variables& set) {
@@ -345,18 +407,40 @@ TEST(Launcher, GetsTheCommandAndTheSignals) {
   const auto status = [&](const std::string& script) {
     folder.write("mpirun", "#!/bin/sh\n" + script);
     std::filesystem::permissions(folder.file("mpirun"), std::filesystem::perms::owner_all);
-    return run_ranks(
-        {.launcher = folder.file("mpirun"), .n = 3, .command = {"program", "a b", ""}});
+    const EndOfRanks end =
+        run_ranks({.launcher = folder.file("mpirun"), .n = 3, .command = {"program", "a b", ""}});
+    EXPECT_EQ(end.error, "");
+    return end.status;
   };
   EXPECT_EQ(status("[ \"$*\" = '-n 3 program a b ' ] && [ $# = 5 ] && exit 7"), 7);
   EXPECT_EQ(status("exit 0"), 0);
   EXPECT_EQ(status("kill -KILL $$"), 128 + 9);
   EXPECT_EQ(status("trap 'exit 5' TERM; kill -TERM $TANDEM_STARTER; while :; do sleep 0.01; done"),
             5);
-  // A shell in place of rank 0 takes the next signal.
-  EXPECT_EQ(status("sh -c 'trap \"exit 6\" INT; kill -USR1 $TANDEM_STARTER; sleep 0.1; kill -INT "
-                   "$TANDEM_STARTER; while :; do sleep 0.01; done'"),
-            6);
+  // Programs in place of ranks say their numbers and end in a way of their own.
+  folder.write("rank.py",
+               "import os, signal, socket, struct, sys, time\n"
+               "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+               "s.connect('\\0tandem-starter-' + os.environ['TANDEM_STARTER'])\n"
+               "s.send(struct.pack('i', int(sys.argv[1])))\n"
+               "signal.signal(signal.SIGINT, lambda *_: os._exit(6))\n"
+               "time.sleep(0.1)\n"
+               "if sys.argv[2] == 'asks':\n"
+               "  os.kill(int(os.environ['TANDEM_STARTER']), signal.SIGINT)\n"
+               "  time.sleep(60)\n"
+               "if sys.argv[2] == 'ends': s.send(struct.pack('i', -1))\n"
+               "os.kill(os.getpid(), 9)\n");
+  const std::string rank = "rank() { python3 " + folder.file("rank.py") + " $1 $2; }\n";
+  EXPECT_EQ(status(rank + "rank 0 asks"), 6) << "rank 0 takes the signal";
+  const auto error = [&](const std::string& ranks) {
+    folder.write("mpirun", "#!/bin/sh\n" + rank + ranks + "exit 9\n");
+    std::filesystem::permissions(folder.file("mpirun"), std::filesystem::perms::owner_all);
+    return run_ranks({.launcher = folder.file("mpirun"), .n = 3, .command = {"program"}}).error;
+  };
+  EXPECT_EQ(error("rank 0 ends; rank 1 ends;"), "");
+  EXPECT_TRUE(error("rank 0 ends; rank 2 dies; rank 1 dies;").starts_with("rank 2 (process "));
+  EXPECT_TRUE(error("rank 0 dies & rank 1 ends; wait;").starts_with("rank 0 (process "));
+  EXPECT_EQ(error("rank 1 dies; kill -TERM $TANDEM_STARTER; trap '' TERM; sleep 0.2;"), "");
   EXPECT_TRUE(says(error_of([&] {
                      run_ranks({.launcher = folder.file("none"), .n = 2, .command = {"program"}});
                    }),

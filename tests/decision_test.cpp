@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include "comm/alone.h"
 #include "core/machine_info.h"
 #include "loader/loaded_model.h"
 #include "loader/pack_weights.h"
 #include "loader/spare_experts.h"
 #include "model/checkpoint.h"
+#include "offload/ranks/exchanged_experts.h"
 #include "tests/error_of.h"
 #include "tests/whole_models.h"
 
@@ -50,6 +52,42 @@ TEST_F(OnTheCpu, ExpertsAreNarrowedWithAWarning) {
   options_.experts = weight_format("int8");
   EXPECT_EQ(decide_with(stored).parts.experts.format(1), weight_format("int8"));
   EXPECT_TRUE(warnings_.empty()) << "as requested";
+}
+
+// The least memory with which experts stay as they are stored grows with the buffers of
+// micro-batches.
+TEST_F(OnTheCpu, RowsThatTravelBetweenRanksTakeMemory) {
+  const auto alone = make_alone();  // only that there is a group matters here
+  options_.ranks.group = alone.get();
+  options_.n_replicas = 2;
+  options_.step_tokens = 64;
+  options_.max_kv_tokens = 64;
+  const auto is_stored = [&](int64_t memory_bytes) {
+    try {
+      return !decide(options_,
+                     {config_, stored_, topology_, kernels_, home_, memory_bytes, {0, 2, 2}})
+                  .parts.experts.format(1);
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  const auto least = [&](int micro_batches) {
+    options_.micro_batches = micro_batches;
+    int64_t low = 0, high = bytes({}) * 4 + 1'000'000'000;
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      (is_stored(middle) ? high : low) = middle;
+    }
+    return high;
+  };
+  const auto buffers = [&](int micro_batches) {
+    return ExchangedExperts::bytes_for(config_, {.n_replicas = 2}, 64, {}, micro_batches);
+  };
+  EXPECT_GT(buffers(1), int64_t{2} * 2 * 64 * config_.dim * 4) << "rows and sums of both ranks";
+  EXPECT_GT(buffers(4), buffers(1));
+  EXPECT_EQ(least(4) - least(1), buffers(4) - buffers(1));
+  options_.n_replicas = 1;
+  EXPECT_LT(least(0), buffers(0) + bytes({})) << "ranks that add their sums have none";
 }
 
 // 15 % of the memory stay free, and the experts' formats stay those without the layer.

@@ -3,7 +3,9 @@
 #include "offload/ranks/exchanged_experts.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <fstream>
 #include <thread>
 
 #include "comm/delayed.h"
@@ -117,6 +119,45 @@ TEST(ExchangedExperts, AddTheSameSumsInMicroBatches) {
 }
 
 // Whichever call of which lane it is: all others end and name the rank.
+int64_t mapped_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t pages = 0;
+  file >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+// What ranks map when they are made is what bytes_for() says, in pages of 2 MiB; without the parts
+// of sums that kGather's group keeps later. Threads of lanes would map memory of their own.
+TEST(ExchangedExperts, TakeTheMemoryThatTheySay) {
+  if (TANDEM_SANITIZED) GTEST_SKIP() << "sanitizers map memory";
+  constexpr int kRanks = 2, kTokens = 8192, kDecodeTokens = 64;
+  ModelConfig config = config_of_layers();
+  config.dim = 2048;
+  const BackboneGrid grid = {.n_replicas = kRanks};
+  const ExpertOwners owners = even_owners(config, kRanks);
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  for (const ExchangeMode mode : kExchangeModes) {
+    SCOPED_TRACE(name_of(mode));
+    int64_t mapped = 0;
+    run_local_ranks({kRanks}, [&](Group& group) {
+      MultiplyingExperts mine(std::chrono::microseconds(0));
+      group.barrier();
+      const int64_t before = mapped_bytes();
+      group.barrier();
+      const ExchangedExperts experts(
+          {group, grid, owners, kernels, config, mine, kTokens, RowFormat::kF32, mode});
+      group.barrier();
+      if (group.rank() == 0) mapped = mapped_bytes() - before;
+      group.barrier();
+    });
+    int64_t of_rank = ExchangedExperts::bytes_for(config, grid, kTokens, mode, 1);
+    if (mode == ExchangeMode::kGather)
+      of_rank -= int64_t{kRanks} * (kTokens + kDecodeTokens) * config.dim * 4;
+    EXPECT_NEAR(static_cast<double>(mapped), static_cast<double>(kRanks * of_rank),
+                0.1 * static_cast<double>(kRanks * of_rank));
+  }
+}
+
 TEST(ExchangedExperts, ALostRankIsNamed) {
   const Patience patience{std::chrono::milliseconds(300)};
   for (const ExchangeMode mode : kExchangeModes)

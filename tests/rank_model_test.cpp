@@ -1,15 +1,18 @@
 // A model on several ranks, which are threads here: golden logits, the embedded model's answers,
 // and what each rank reads.
+#include <atomic>
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <thread>
 
 #include "cli/conversation.h"
 #include "cli/options.h"
 #include "comm/agreement.h"
 #include "comm/local_ranks.h"
 #include "io/weight_store.h"
+#include "loader/grid_groups.h"
 #include "loader/loaded_model.h"
 #include "model/checkpoint.h"
 #include "tests/check_close.h"
@@ -253,6 +256,29 @@ std::string refusal(int n, const std::function<ModelOptions(int rank)>& options)
   EXPECT_EQ(n_refused, n);
   EXPECT_EQ(reports.size(), 1u);
   return reports.empty() ? "" : reports[0];
+}
+
+// What is split from a group has its patience of that time, which is long while models are loaded.
+TEST(RankModels, GroupsOfAGridNoticeALostRank) {
+  std::atomic<int> n_noticed{0};
+  on_ranks(4, [&](Group& group) {
+    group.set_patience(kLoadPatience);
+    GridGroups groups(group, {.n_replicas = 1, .tp = 2, .n_stages = 2});
+    groups.set_patience({std::chrono::milliseconds(300)});
+    if (group.rank() == 3) {  // it stops
+      while (n_noticed < 3) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return;
+    }
+    try {  // rank 2 waits in its replica, rank 1 for the next stage, and rank 0 in its stage for 1
+      if (group.rank() == 2) groups.replica().barrier();
+      if (group.rank() == 1) groups.after()->barrier();
+      if (group.rank() == 0) groups.stage().barrier();
+      ADD_FAILURE() << "rank " << group.rank() << " goes on";
+    } catch (const GroupError& error) {
+      EXPECT_EQ(error.lost, 3);
+    }
+    ++n_noticed;
+  });
 }
 
 TEST(RankModels, RefuseWhatRanksDoNotShare) {

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import select
 import shutil
 import signal
@@ -577,6 +578,8 @@ class StartedByItself(unittest.TestCase):
                         self.assertIn("tokens at", errors)
                     else:
                         self.assertNotEqual(status, 0)
+                        named = re.search(r"error: rank 1 \(process \d+\) was killed or has crashed", errors)
+                        self.assertEqual(bool(named), name == "a lost rank", errors)
 
     def test_a_terminal(self):
         """Lines reach rank 0, Ctrl-C ends an answer and not the ranks, Ctrl-D ends them."""

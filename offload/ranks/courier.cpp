@@ -4,7 +4,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "comm/mapped_window.h"
 #include "core/memory.h"
+#include "core/rounding.h"
 
 namespace tandem {
 namespace {
@@ -83,6 +85,12 @@ class CountingCourier final : public Courier {
   Arrived arrived_;
 };
 
+// A number, then items: the place of a rank in every window.
+constexpr int64_t kHead = 64;
+int64_t place_bytes(const ItemSizes& sizes) {
+  return round_up(kHead + sizes.max * sizes.bytes, kHead);
+}
+
 class WindowCourier final : public Courier {
  public:
   WindowCourier(Group& group, const ItemSizes& sizes)
@@ -90,6 +98,7 @@ class WindowCourier final : public Courier {
         group_(group),
         bytes_(sizes.bytes),
         max_(sizes.max),
+        place_bytes_(place_bytes(sizes)),
         window_(group.allocate_window(place_of(group.size()))) {
     arrived_.items.resize(group.size());
     arrived_.n.resize(group.size());
@@ -130,12 +139,11 @@ class WindowCourier final : public Courier {
   }
 
  private:
-  static constexpr int64_t kHead = 64;
-  // The place of `rank` in every window.
-  int64_t place_of(int rank) const { return rank * round_up(kHead + max_ * bytes_, kHead); }
+  // Where the place of `rank` begins in every window.
+  int64_t place_of(int rank) const { return rank * place_bytes_; }
 
   Group& group_;
-  const int64_t bytes_, max_;
+  const int64_t bytes_, max_, place_bytes_;
   const std::unique_ptr<Window> window_;
   uint64_t round_ = 0;
   Arrived arrived_;
@@ -149,6 +157,14 @@ Courier::Courier(const Group& group) : order_(group.size()) {
 }
 
 int64_t Courier::Arrived::total() const { return std::accumulate(n.begin(), n.end(), int64_t{0}); }
+
+int64_t counting_courier_bytes(const ItemSizes& sizes) {
+  return (sizes.max_out + sizes.max_in) * sizes.bytes;
+}
+
+int64_t window_courier_bytes(const ItemSizes& sizes, int n_ranks) {
+  return MappedWindow::memory_bytes(n_ranks * place_bytes(sizes), n_ranks);
+}
 
 std::unique_ptr<Courier> make_counting_courier(Group& group, const ItemSizes& sizes) {
   return std::make_unique<CountingCourier>(group, sizes);

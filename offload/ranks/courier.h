@@ -45,6 +45,10 @@ struct ItemSizes {
   int64_t max_out, max_in;  // items of a rank to all ranks, from all ranks
 };
 
+// Bytes that a rank needs for the couriers below.
+int64_t counting_courier_bytes(const ItemSizes& sizes);
+int64_t window_courier_bytes(const ItemSizes& sizes, int n_ranks);
+
 // Items travel by all_to_all, after their numbers where those are not known.
 std::unique_ptr<Courier> make_counting_courier(Group& group, const ItemSizes& sizes);
 

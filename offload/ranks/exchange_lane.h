@@ -25,6 +25,11 @@ class ExchangeLane {
     int decode_tokens;  // of a rank in a step that counts as decode
     int dim;
   };
+  // Bytes of the lane's own buffers.
+  static int64_t bytes_for(const Limits& limits, bool travels_apart) {
+    const int64_t row = int64_t{limits.max_tokens} * limits.dim * 4;
+    return row * limits.n_ranks + (travels_apart ? row : 0);
+  }
   // The group outlives the object. `travels_apart`: the lane has a thread.
   ExchangeLane(Group& group, const Limits& limits, Patience patience, bool travels_apart);
 

@@ -36,12 +36,41 @@ class RandomTokens {
   ExpertBatch batch_;
 };
 
+int n_lanes(int micro_batches) {
+  return micro_batches == ExpertPool::kMeasured ? kMaxMicroBatches : micro_batches;
+}
+
+// That a rank sends in micro-batch `number`.
+int most_tokens_of_rank(BackboneGrid grid, int number, int max_tokens) {
+  return grid.most_tokens(most_tokens_of(number, max_tokens)) / grid.n_ranks();
+}
+
 }  // namespace
 
 ExchangedExperts::ExchangedExperts(const ExchangedParts& parts)
     : p_(parts), n_tokens_(parts.grid.n_ranks()) {
-  const int n_lanes = p_.micro_batches == kMeasured ? kMaxMicroBatches : p_.micro_batches;
-  for (int i = 0; i < n_lanes; ++i) add_lane(i);
+  for (int i = 0; i < n_lanes(p_.micro_batches); ++i) add_lane(i);
+}
+
+int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid, int max_tokens,
+                                    std::optional<ExchangeMode> mode, int micro_batches) {
+  const int n_ranks = grid.n_ranks();
+  const auto of_way = [&](int n_tokens) {
+    const ExchangeShape shape = {
+        .dim = config.dim, .n_active = config.router.n_active, .max_tokens = n_tokens};
+    if (mode) return exchange_bytes(*mode, n_ranks, shape);
+    int64_t most = 0;
+    for (const ExchangeMode m : kExchangeModes)
+      most = std::max(most, exchange_bytes(m, n_ranks, shape));
+    return most;
+  };
+  int64_t sum = 0;
+  for (int i = 0; i < n_lanes(micro_batches); ++i) {
+    const int most = most_tokens_of_rank(grid, i, max_tokens);
+    sum += ExchangeLane::bytes_for({n_ranks, most, kDecodeTokens, config.dim}, micro_batches != 1) +
+           of_way(most) + (most > kDecodeTokens ? of_way(kDecodeTokens) : 0);
+  }
+  return sum;
 }
 
 // The first lane, which takes whole steps too, decides the modes of all.
@@ -50,7 +79,7 @@ void ExchangedExperts::add_lane(int number) {
   if (has_thread) groups_.push_back(p_.group.split(0));
   Group& group = has_thread ? *groups_.back() : p_.group;
   const int n_ranks = p_.grid.n_ranks();
-  const int most = p_.grid.most_tokens(most_tokens_of(number, p_.max_tokens)) / n_ranks;
+  const int most = most_tokens_of_rank(p_.grid, number, p_.max_tokens);
   const bool is_first = lanes_.empty();
   auto lane = std::make_unique<ExchangeLane>(
       group, ExchangeLane::Limits{n_ranks, most, kDecodeTokens, static_cast<int>(p_.config.dim)},

@@ -39,6 +39,10 @@ class ExchangedExperts final : public ExpertPool {
   // References outlive the object. All ranks construct it together, and throw Error together where
   // the mode needs memory that they do not share.
   explicit ExchangedExperts(const ExchangedParts& parts);
+  // Bytes of buffers that a rank of the grid needs at most; the arguments are those of
+  // ExchangedParts. Which mode is faster, and in which format rows travel, is not known before.
+  static int64_t bytes_for(const ModelConfig& config, BackboneGrid grid, int max_tokens,
+                           std::optional<ExchangeMode> mode, int micro_batches);
   // "prompts by all-to-all, decode by gather"
   std::string modes() const;
 

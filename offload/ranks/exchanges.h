@@ -12,7 +12,9 @@ struct ExchangeParts {
 };
 
 std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts);
+int64_t gather_exchange_bytes(int n_ranks, const ExchangeShape& shape);
 // kAllToAll or kLowLatency
 std::unique_ptr<ExpertExchange> make_row_exchange(ExchangeMode mode, const ExchangeParts& parts);
+int64_t row_exchange_bytes(ExchangeMode mode, int n_ranks, const ExchangeShape& shape);
 
 }  // namespace tandem

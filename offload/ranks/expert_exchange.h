@@ -66,6 +66,10 @@ class ExpertExchange {
   virtual void combine(TensorView sums, TensorView y) = 0;
 };
 
+// Bytes of the large buffers that make_exchange() allocates on a rank of n_ranks, or its group does
+// for sums.
+int64_t exchange_bytes(ExchangeMode mode, int n_ranks, const ExchangeShape& shape);
+
 // References outlive the object.
 std::unique_ptr<ExpertExchange> make_exchange(ExchangeMode mode, Group& group,
                                               const ExpertOwners& owners,

@@ -20,6 +20,11 @@ void add_rows(const float* x, TensorView y) {
     for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += x[t * y.cols + c];
 }
 
+// A token's row, ids and weights.
+int64_t bytes_of_parcel(const ExchangeShape& shape) {
+  return encoded_bytes(shape.there, shape.dim) + 8 * shape.n_active;
+}
+
 class GatherExchange final : public ExpertExchange {
  public:
   explicit GatherExchange(const ExchangeParts& parts)
@@ -43,8 +48,7 @@ class GatherExchange final : public ExpertExchange {
   void combine(TensorView sums, TensorView y) override;
 
  private:
-  // A token's row, ids and weights.
-  int64_t parcel_bytes() const { return there_.bytes() + 8 * p_.shape.n_active; }
+  int64_t parcel_bytes() const { return bytes_of_parcel(p_.shape); }
   // Tokens of the ranks before `rank`.
   int64_t first_row(int rank) const {
     return std::accumulate(n_tokens_.begin(), n_tokens_.begin() + rank, int64_t{0});
@@ -118,6 +122,12 @@ void GatherExchange::combine(TensorView sums, TensorView y) {
 }
 
 }  // namespace
+
+// The last term: parts of sums, which Group::reduce_scatter() keeps.
+int64_t gather_exchange_bytes(int n_ranks, const ExchangeShape& shape) {
+  const int64_t rows = int64_t{n_ranks} * shape.max_tokens, of_row = 4 * int64_t{shape.dim};
+  return rows * (bytes_of_parcel(shape) + of_row + 12 * shape.n_active) + rows * of_row;
+}
 
 std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts) {
   return std::make_unique<GatherExchange>(parts);

@@ -11,12 +11,36 @@
 namespace tandem {
 namespace {
 
+constexpr int64_t kLine = 64;  // parcels begin at lines of the cache
+
+bool per_expert(const ExchangeShape& shape) { return shape.returned == ReturnedRows::kPerExpert; }
+
+// A parcel is a row, the ids of those of its experts that the rank has, and their weights.
+int64_t parcel_bytes(const ExchangeShape& shape) {
+  return round_up(encoded_bytes(shape.there, shape.dim) + 8 * shape.n_active, kLine);
+}
+
+int64_t most_rows(int n_ranks, const ExchangeShape& shape) {
+  return int64_t{n_ranks} * shape.max_tokens * (per_expert(shape) ? shape.n_active : 1);
+}
+
+ItemSizes item_sizes(int n_ranks, const ExchangeShape& shape, int64_t bytes, int64_t per_token) {
+  const int64_t of_rank = shape.max_tokens * per_token;
+  return {
+      .bytes = bytes, .max = of_rank, .max_out = of_rank * n_ranks, .max_in = of_rank * n_ranks};
+}
+ItemSizes sizes_of_parcels(int n_ranks, const ExchangeShape& shape) {
+  return item_sizes(n_ranks, shape, parcel_bytes(shape), 1);
+}
+ItemSizes sizes_of_answers(int n_ranks, const ExchangeShape& shape) {
+  return item_sizes(n_ranks, shape, encoded_bytes(shape.back, shape.dim),
+                    per_expert(shape) ? shape.n_active : 1);
+}
+
 class RowExchange final : public ExpertExchange {
  public:
   RowExchange(ExchangeMode mode, const ExchangeParts& parts);
-  int64_t max_rows() const override {
-    return int64_t{p_.group.size()} * p_.shape.max_tokens * (per_expert() ? p_.shape.n_active : 1);
-  }
+  int64_t max_rows() const override { return most_rows(p_.group.size(), p_.shape); }
   void begin(std::span<const int64_t>) override {}
   ExpertBatch dispatch(const ExpertBatch& mine) override;
   void combine(TensorView sums, TensorView y) override;
@@ -29,9 +53,8 @@ class RowExchange final : public ExpertExchange {
     float weight;
     int64_t answer;
   };
-  bool per_expert() const { return p_.shape.returned == ReturnedRows::kPerExpert; }
-  // A parcel is a row, the ids of those of its experts that the rank has, and their weights.
-  int64_t parcel_bytes() const { return round_up(there_.bytes() + 8 * p_.shape.n_active, kLine); }
+  bool per_expert() const { return tandem::per_expert(p_.shape); }
+  int64_t parcel_bytes() const { return tandem::parcel_bytes(p_.shape); }
   // Rows that arrive as floats one after another are computed where they are.
   bool stays(const Courier::Arrived& arrived) const {
     return arrived.contiguous && p_.shape.there == RowFormat::kF32 && !per_expert();
@@ -48,7 +71,6 @@ class RowExchange final : public ExpertExchange {
   const float* answer_of(const Courier::Arrived& arrived, const Choice& choice, int64_t index);
   void add_terms(float* y) const;
 
-  static constexpr int64_t kLine = 64;  // parcels begin at lines of the cache
   const ExchangeParts p_;
   ReplicaChooser chooser_;
   const RowCodec there_, back_;
@@ -74,11 +96,6 @@ class RowExchange final : public ExpertExchange {
   std::vector<int64_t> n_rows_of_;  // [ranks]
 };
 
-ItemSizes item_sizes(const ExchangeParts& parts, int64_t bytes, int64_t per_token) {
-  const int64_t of_rank = parts.shape.max_tokens * per_token, size = parts.group.size();
-  return {.bytes = bytes, .max = of_rank, .max_out = of_rank * size, .max_in = of_rank * size};
-}
-
 RowExchange::RowExchange(ExchangeMode mode, const ExchangeParts& parts)
     : p_(parts),
       chooser_(parts.owners),
@@ -98,9 +115,9 @@ RowExchange::RowExchange(ExchangeMode mode, const ExchangeParts& parts)
       weights_(max_rows() * parts.shape.n_active * 4),
       n_rows_of_(parts.group.size()) {
   const auto make = mode == ExchangeMode::kLowLatency ? make_window_courier : make_counting_courier;
-  parcels_ = make(p_.group, item_sizes(p_, parcel_bytes(), 1));
+  parcels_ = make(p_.group, sizes_of_parcels(p_.group.size(), p_.shape));
   terms_.reserve(parts.shape.n_active);
-  answers_ = make(p_.group, item_sizes(p_, back_.bytes(), per_expert() ? p_.shape.n_active : 1));
+  answers_ = make(p_.group, sizes_of_answers(p_.group.size(), p_.shape));
 }
 
 ExpertBatch RowExchange::dispatch(const ExpertBatch& mine) {
@@ -273,6 +290,21 @@ const float* RowExchange::answer_of(const Courier::Arrived& arrived, const Choic
 }
 
 }  // namespace
+
+int64_t row_exchange_bytes(ExchangeMode mode, int n_ranks, const ExchangeShape& shape) {
+  const auto courier_bytes = [&](const ItemSizes& sizes) {
+    return mode == ExchangeMode::kLowLatency ? window_courier_bytes(sizes, n_ranks)
+                                             : counting_courier_bytes(sizes);
+  };
+  const int64_t of_row = 4 * int64_t{shape.dim} + 8 * shape.n_active;
+  return most_rows(n_ranks, shape) * of_row + courier_bytes(sizes_of_parcels(n_ranks, shape)) +
+         courier_bytes(sizes_of_answers(n_ranks, shape));
+}
+
+int64_t exchange_bytes(ExchangeMode mode, int n_ranks, const ExchangeShape& shape) {
+  return mode == ExchangeMode::kGather ? gather_exchange_bytes(n_ranks, shape)
+                                       : row_exchange_bytes(mode, n_ranks, shape);
+}
 
 std::unique_ptr<ExpertExchange> make_row_exchange(ExchangeMode mode, const ExchangeParts& parts) {
   return std::make_unique<RowExchange>(mode, parts);

@@ -18,10 +18,10 @@ int32_t size_bits(float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; }
 
 }  // namespace
 
-int64_t RowCodec::bytes() const {
-  if (format_ == RowFormat::kF32) return 4 * dim_;
-  if (format_ == RowFormat::kBf16) return round_up(2 * dim_, 4);
-  return round_up(dim_, 4) + 4 * ceil_div(dim_, kBlock);
+int64_t encoded_bytes(RowFormat format, int64_t dim) {
+  if (format == RowFormat::kF32) return 4 * dim;
+  if (format == RowFormat::kBf16) return round_up(2 * dim, 4);
+  return round_up(dim, 4) + 4 * ceil_div(dim, kBlock);
 }
 
 void RowCodec::encode(const float* row, std::byte* out) const {

@@ -11,15 +11,18 @@ namespace tandem {
 // kFp8: E4M3 with a float scale for every 128 columns, as DeepSeek's own dispatch sends rows.
 enum class RowFormat : uint8_t { kF32, kBf16, kFp8 };
 
+// Of a row: 28,672, 14,336 and 7,392 for 7168 columns.
+int64_t encoded_bytes(RowFormat format, int64_t dim);
+
 // Encodes and decodes rows of `dim` columns. The bits of a row depend on the row alone. Rows that
 // stay on their rank are encoded as well, so it makes no difference which rank computes a row.
 class RowCodec {
  public:
   RowCodec(const cpu::KernelTable& kernels, RowFormat format, int64_t dim)
       : kernels_(kernels), format_(format), dim_(dim) {}
-  int64_t bytes() const;  // of a row: 28,672, 14,336 and 7,392 for 7168 columns
-  void encode(const float* row, std::byte* out) const;      // out: [bytes()], 4-byte aligned
-  void decode(const std::byte* encoded, float* out) const;  // encoded: 4-byte aligned
+  int64_t bytes() const { return encoded_bytes(format_, dim_); }  // of a row
+  void encode(const float* row, std::byte* out) const;            // out: [bytes()], 4-byte aligned
+  void decode(const std::byte* encoded, float* out) const;        // encoded: 4-byte aligned
 
  private:
   void encode_fp8(const float* row, std::byte* out) const;

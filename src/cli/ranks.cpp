@@ -7,6 +7,7 @@
 
 #include "comm/agreement.h"
 #include "comm/mpi_world.h"
+#include "core/progress_watch.h"
 #include "core/topology.h"
 #include "loader/loaded_model.h"
 #include "offload/plan/executed_parts.h"
@@ -15,6 +16,25 @@
 
 namespace tandem {
 namespace {
+
+// MPI itself waits without end for a rank that does not begin.
+std::unique_ptr<Group> open_world(const Launch& launch) {
+  constexpr std::chrono::seconds kMostSeconds(25);
+  const ProgressWatch watch(
+      [] {
+        return WorkProgress{true, 0};
+      },
+      kMostSeconds,
+      [&] {
+        std::fprintf(
+            stderr,
+            "error: rank %d has waited %d s for MPI to begin: another of the %d ranks has not "
+            "started, or does not answer\n",
+            launch.rank, static_cast<int>(kMostSeconds.count()), launch.size);
+        end_rank(1);
+      });
+  return open_mpi_world(launch);
+}
 
 std::string text_of(int argc, char** argv) {
   std::string text = "version " TANDEM_VERSION;
@@ -74,18 +94,21 @@ std::optional<RanksOfHost> CommandRanks::to_start(const AskedRanks& asked, int a
 
 Ranks CommandRanks::open(int argc, char** argv) {
   if (alone()) return {};
-  if (launch_->rank == 0) take_signals_of_starter();
-  world_ = open_mpi_world(*launch_);
+  announce_rank(launch_->rank);
+  world_ = open_world(*launch_);
   Group& world = *world_;
   require_same_on_all(world, "command line", [&] { return text_of(argc, argv); });
   world.set_patience(kLoadPatience);  // rank 0 may read its input before it loads
   if (world.rank() > 0)
     require(std::freopen("/dev/null", "w", stdout), "/dev/null cannot be opened");
   // Nothing is computed then, so the process may leave at once.
-  steps_ = std::make_unique<StepChannel>(world, [](const GroupError& error) {
+  const auto on_lost = [](const GroupError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
-    std::_Exit(1);
-  });
+    end_rank(1);
+  };
+  preparing_ = std::make_unique<Heartbeat>(world, on_lost);
+  steps_ = std::make_unique<StepChannel>(world, on_lost, std::chrono::seconds(3),
+                                         [this] { preparing_->end(); });
   Ranks ranks{.group = &world, .steps = steps_.get()};
   if (launch_->local_size > 0) {
     ranks.of_host = launch_->local_rank;
@@ -96,6 +119,7 @@ Ranks CommandRanks::open(int argc, char** argv) {
 
 int CommandRanks::run_alike(const std::function<int()>& command) {
   if (!world_) return command();
+  preparing_->end();  // it would disturb what is measured
   int status = 0;
   run_on_all(*world_, [&] { status = command(); });
   return status;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/heartbeat.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
 #include "comm/mpi_collectives.h"
@@ -53,6 +54,7 @@ class CommandRanks {
  private:
   std::optional<Launch> launch_;
   std::unique_ptr<Group> world_;
+  std::unique_ptr<Heartbeat> preparing_;  // until all ranks are ready for the first step
   std::unique_ptr<StepChannel> steps_;
 };
 

@@ -1,19 +1,27 @@
 #include "comm/launcher.h"
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "core/check.h"
 
@@ -22,7 +30,24 @@ namespace {
 
 // The process in run_ranks(), for its ranks.
 constexpr const char* kStarter = "TANDEM_STARTER";
-constexpr int kTakesSignals = SIGUSR1;  // from rank 0 to the starter
+
+// A rank keeps a connection to the starter: it sends its number, and kEnds before it ends by
+// itself. Messages are numbers.
+constexpr int kEnds = -1;
+
+// The address at which the starter listens, in the namespace of names without files.
+struct Address {
+  explicit Address(pid_t starter) {
+    const std::string name = fmt::format("tandem-starter-{}", starter);
+    name.copy(address.sun_path + 1, name.size());
+    bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  socklen_t bytes;
+};
+
+int open_socket(int flags) { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0); }
 
 // What launchers need to know is in variables, which every launcher but its own ignores: no options
 // are common to all. Variables that the user has set stay. Names without a note are Open MPI's.
@@ -45,27 +70,34 @@ constexpr Variable kVariablesOfRoot[] = {
     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
 };
 
-// The signals that run_ranks() handles, blocked while an object exists.
+// The signals that run_ranks() handles, blocked while an object exists and read as a file.
 class BlockedSignals {
  public:
   BlockedSignals() {
     sigemptyset(&handled_);
-    for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD, kTakesSignals})
-      sigaddset(&handled_, s);
+    for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}) sigaddset(&handled_, s);
     pthread_sigmask(SIG_BLOCK, &handled_, &before_);
+    file_ = signalfd(-1, &handled_, SFD_CLOEXEC | SFD_NONBLOCK);
+    require(file_ >= 0, "signals cannot be read: {}", std::strerror(errno));
   }
-  ~BlockedSignals() { restore(); }
+  ~BlockedSignals() {
+    close(file_);
+    restore();
+  }
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
   void restore() const { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  siginfo_t next() const {
-    siginfo_t info{};
-    while (sigwaitinfo(&handled_, &info) < 0) check(errno == EINTR, "a signal is waited for");
+  int file() const { return file_; }
+  // The next signal that has come; nothing: there is none.
+  std::optional<signalfd_siginfo> next() const {
+    signalfd_siginfo info{};
+    if (read(file_, &info, sizeof info) != sizeof info) return {};
     return info;
   }
 
  private:
   sigset_t handled_, before_;
+  int file_ = -1;
 };
 
 // Two ends of a pipe that no other program inherits.
@@ -119,23 +151,115 @@ void copy_terminal(int to) {
   close(to);
 }
 
-int status_of(int status) {
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-// Passes signals on until the launcher has ended.
-int wait_for_launcher(const BlockedSignals& signals, pid_t launcher) {
-  pid_t rank_0 = 0;
-  while (true) {
-    const siginfo_t signal = signals.next();
-    int status = 0;
-    if (signal.si_signo == kTakesSignals)
-      rank_0 = signal.si_pid;
-    else if (signal.si_signo != SIGCHLD && (rank_0 == 0 || kill(rank_0, signal.si_signo) != 0))
-      kill(launcher, signal.si_signo);
-    else if (signal.si_signo == SIGCHLD && waitpid(launcher, &status, WNOHANG) == launcher)
-      return status_of(status);
+// The ranks that are connected, and which of them ended first without announcing it. Events of the
+// kernel come in the order in which connections closed. That of a rank closes before those by which
+// the launcher and other ranks learn that it has ended.
+class Supervision {
+ public:
+  explicit Supervision(const BlockedSignals& signals)
+      : signals_(signals),
+        listening_(open_socket(SOCK_NONBLOCK)),
+        events_(epoll_create1(EPOLL_CLOEXEC)) {
+    const Address address(getpid());
+    require(listening_ >= 0 && events_ >= 0 &&
+                bind(listening_, address.get(), address.bytes) == 0 && listen(listening_, 64) == 0,
+            "ranks cannot be supervised: {}", std::strerror(errno));
+    await(signals.file());
+    await(listening_);
   }
+  ~Supervision() {
+    for (const auto& [file, rank] : ranks_) close(file);
+    close(listening_);
+    close(events_);
+  }
+  Supervision(const Supervision&) = delete;
+  Supervision& operator=(const Supervision&) = delete;
+
+  // Passes signals on until the launcher has ended, and hears what ranks have said until then.
+  EndOfRanks run(pid_t launcher) {
+    std::array<epoll_event, 64> events{};
+    std::optional<int> status;
+    while (true) {
+      const int n = epoll_wait(events_, events.data(), std::ssize(events), status ? 0 : -1);
+      check(n >= 0 || errno == EINTR, "ranks are supervised");
+      if (status && n == 0) return {*status, *status != 0 && !asked_to_end_ ? lost_ : ""};
+      for (int i = 0; i < n; ++i) {
+        const int file = events[i].data.fd;
+        if (file == listening_) accept_rank();
+        if (ranks_.contains(file)) hear(file);
+      }
+      while (const auto signal = signals_.next())
+        if (signal->ssi_signo != SIGCHLD)
+          pass_on(static_cast<int>(signal->ssi_signo), launcher);
+        else if (int how = 0; waitpid(launcher, &how, WNOHANG) == launcher)
+          status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
+    }
+  }
+
+ private:
+  struct Rank {
+    pid_t process;
+    int number = -1;  // -1: it has not said
+    bool announced_end = false;
+  };
+
+  void await(int file) const {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = file}};
+    check(epoll_ctl(events_, EPOLL_CTL_ADD, file, &event) == 0, "a file is supervised");
+  }
+
+  void accept_rank() {
+    const int file = accept4(listening_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    ucred peer{};
+    socklen_t bytes = sizeof peer;
+    if (file < 0) return;
+    if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0 || peer.uid != getuid()) {
+      close(file);
+      return;
+    }
+    ranks_[file] = {peer.pid};
+    await(file);
+  }
+
+  // Reads what a rank says, up to the end of its connection.
+  void hear(int file) {
+    Rank& rank = ranks_.at(file);
+    int number = 0;
+    ssize_t n = 0;
+    while ((n = recv(file, &number, sizeof number, 0)) == sizeof number) {
+      if (number == kEnds)
+        rank.announced_end = true;
+      else
+        rank.number = number;
+    }
+    if (n < 0 && errno == EAGAIN) return;
+    if (rank.number >= 0 && !rank.announced_end && lost_.empty())
+      lost_ = fmt::format("rank {} (process {}) was killed or has crashed, and all others end",
+                          rank.number, rank.process);
+    ranks_.erase(file);
+    close(file);
+  }
+
+  void pass_on(int signal, pid_t launcher) {
+    asked_to_end_ = true;
+    for (const auto& [file, rank] : ranks_)
+      if (rank.number == 0 && kill(rank.process, signal) == 0) return;
+    kill(launcher, signal);
+  }
+
+  const BlockedSignals& signals_;
+  const int listening_, events_;
+  std::map<int, Rank> ranks_;  // by the file of the connection
+  bool asked_to_end_ = false;
+  std::string lost_;
+};
+
+// Of this rank to the starter; -1: there is none. What exit() calls has no arguments.
+int connection_of_rank = -1;
+
+void tell_starter(int number) {
+  if (connection_of_rank >= 0)
+    send(connection_of_rank, &number, sizeof number, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 }  // namespace
@@ -144,7 +268,7 @@ std::string find_launcher(std::string_view path) {
   for (const char* const name : {"mpirun", "mpiexec"})
     for (size_t at = 0; at <= path.size();) {
       const size_t end = std::min(path.find(':', at), path.size());
-      const std::string program = std::string(path.substr(at, end - at)) + "/" + name;
+      std::string program = std::string(path.substr(at, end - at)) + "/" + name;
       std::error_code ignored;
       if (end > at && std::filesystem::is_regular_file(program, ignored) &&
           access(program.c_str(), X_OK) == 0)
@@ -154,8 +278,9 @@ std::string find_launcher(std::string_view path) {
   return {};
 }
 
-int run_ranks(const RanksOfHost& ranks) {
+EndOfRanks run_ranks(const RanksOfHost& ranks) {
   const BlockedSignals signals;
+  Supervision supervision(signals);
   const Pipe failure;
   std::optional<Pipe> input;
   if (isatty(STDIN_FILENO)) input.emplace();
@@ -177,14 +302,33 @@ int run_ranks(const RanksOfHost& ranks) {
     signal(SIGTTIN, SIG_IGN);  // in the background reading fails instead
     std::thread(copy_terminal, input->in).detach();
   }
-  return wait_for_launcher(signals, launcher);
+  return supervision.run(launcher);
 }
 
-void take_signals_of_starter() {
+// An MPI that finds a rank lost may call exit() itself.
+void announce_rank(int rank) {
   const char* const text = std::getenv(kStarter);
   pid_t starter = 0;
   if (text) std::from_chars(text, text + std::strlen(text), starter);
-  if (starter > 0) kill(starter, kTakesSignals);
+  if (starter <= 0) return;
+  const int connection = open_socket(0);
+  const Address address(starter);
+  if (connection < 0 || connect(connection, address.get(), address.bytes) != 0) {
+    close(connection);
+    return;
+  }
+  // Of the files of a process that ends, the one with the highest number closes first.
+  constexpr int kHigh = 512;
+  const int high = fcntl(connection, F_DUPFD_CLOEXEC, kHigh);
+  if (high >= 0) close(connection);
+  connection_of_rank = high >= 0 ? high : connection;
+  tell_starter(rank);
+  std::atexit([] { tell_starter(kEnds); });
+}
+
+void end_rank(int status) {
+  tell_starter(kEnds);
+  std::_Exit(status);
 }
 
 }  // namespace tandem

@@ -17,14 +17,22 @@ struct RanksOfHost {
 // mpirun or mpiexec in the folders of `path`, the value of PATH; empty: there is none.
 std::string find_launcher(std::string_view path);
 
-// Starts the ranks, waits for them and returns the exit status that the launcher gives; 128 and the
-// number of the signal where one ended the launcher. Until then SIGINT, SIGTERM, SIGHUP and SIGQUIT
-// go to rank 0, or to the launcher before rank 0 has called take_signals_of_starter(). The launcher
-// is told to end when this process is killed. Throws Error where it cannot be started. Must be
-// called before the process has other threads.
-int run_ranks(const RanksOfHost& ranks);
+struct EndOfRanks {
+  int status;  // that the launcher gives; 128 and the number of the signal where one ended it
+  // Which rank was the first to end without announcing it, because it was killed or has crashed;
+  // empty: none was, or a signal has asked all to end.
+  std::string error;
+};
+// Starts the ranks and waits for them. Until then SIGINT, SIGTERM, SIGHUP and SIGQUIT go to rank 0,
+// or to the launcher before rank 0 has called announce_rank(). The launcher is told to end when
+// this process is killed. Throws Error where it cannot be started. Must be called before the
+// process has other threads.
+EndOfRanks run_ranks(const RanksOfHost& ranks);
 
-// On rank 0: the process in run_ranks(), if there is one, sends its signals here from now on.
-void take_signals_of_starter();
+// Tells the process in run_ranks(), if there is one, that this process is the rank, and when it
+// exits that it ends by itself. Signals are passed on to rank 0 from now on.
+void announce_rank(int rank);
+// std::_Exit(), announced as well: for a rank whose other threads cannot end.
+[[noreturn]] void end_rank(int status);
 
 }  // namespace tandem

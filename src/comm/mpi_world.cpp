@@ -12,9 +12,11 @@
 #include <type_traits>
 
 #include "comm/copy.h"
+#include "comm/launcher.h"
 #include "comm/mpi_library.h"
 #include "comm/shared_window.h"
 #include "comm/waiting.h"
+#include "core/progress_watch.h"
 
 namespace tandem {
 namespace {
@@ -251,11 +253,19 @@ MpiWorld::MpiWorld(const Launch& launch, Patience patience)
           mpi.name(), rank, size, launch.rank, launch.size);
 }
 
-// MPI's own end waits for all ranks for ever.
+// MPI's own end waits for all ranks for ever, also for one that is stopped after it has said that
+// it leaves: then everything is done, and the process may end without it.
 MpiWorld::~MpiWorld() {
+  constexpr std::chrono::seconds kMostSeconds(10);
   if (failure || std::uncaught_exceptions() > 0) return;
   const std::vector<int> heard = hear_all(kLeaving, rank, leaving);
-  if (std::count(heard.begin(), heard.end(), -1) == 0) mpi.finalize();
+  if (std::count(heard.begin(), heard.end(), -1) > 0) return;
+  const ProgressWatch watch(
+      [] {
+        return WorkProgress{true, 0};
+      },
+      kMostSeconds, [] { end_rank(0); });
+  mpi.finalize();
 }
 
 std::vector<int> MpiWorld::hear_all(int tag, int mine, Patience patience) {

@@ -18,8 +18,12 @@ std::span<std::byte> bytes_of(std::span<int32_t> numbers) {
 
 }  // namespace
 
-StepChannel::StepChannel(Group& group, OnLost on_lost, Clock::duration interval)
-    : group_(group), on_lost_(std::move(on_lost)), interval_(interval) {}
+StepChannel::StepChannel(Group& group, OnLost on_lost, Clock::duration interval,
+                         std::function<void()> on_begin)
+    : group_(group),
+      on_lost_(std::move(on_lost)),
+      interval_(interval),
+      on_begin_(std::move(on_begin)) {}
 
 StepChannel::~StepChannel() {
   {
@@ -42,6 +46,7 @@ void StepChannel::begin_holding(const Turn&) {
   check(leads() && !ended_, "rank 0 decides steps, until the end");
   if (started_) return;
   run_on_all(group_, [] {});
+  if (on_begin_) on_begin_();
   started_ = true;
   heart_ = std::thread([this] { beat(); });
 }
@@ -103,6 +108,7 @@ void StepChannel::beat() {
 void StepChannel::follow() {
   check(!leads(), "rank 0 decides steps");
   run_on_all(group_, [] {});  // as in begin_holding()
+  if (on_begin_) on_begin_();
   while (obey(reader_.read(receive()))) {
   }
 }

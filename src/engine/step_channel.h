@@ -22,7 +22,9 @@ class StepChannel {
   // While nothing is computed the ranks hear of each other every `interval`, which is shorter than
   // the group's patience. `on_lost` is then called on a thread of its own when one does not answer.
   // The group outlives the channel and makes no other calls between the first step and the end.
-  StepChannel(Group& group, OnLost on_lost, Clock::duration interval = std::chrono::seconds(5));
+  // on_begin: called on every rank when all are ready, before the first step.
+  StepChannel(Group& group, OnLost on_lost, Clock::duration interval = std::chrono::seconds(3),
+              std::function<void()> on_begin = {});
   ~StepChannel();
   StepChannel(const StepChannel&) = delete;
   StepChannel& operator=(const StepChannel&) = delete;
@@ -65,6 +67,7 @@ class StepChannel {
   Group& group_;
   const OnLost on_lost_;
   const Clock::duration interval_;
+  const std::function<void()> on_begin_;
   std::vector<Model> models_;
   std::vector<int32_t> message_;
   StepMessageReader reader_;

@@ -8,6 +8,7 @@
 #include "loader/spare_experts.h"
 #include "offload/plan/hot_experts.h"
 #include "offload/plan/placement_json.h"
+#include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"
 #include "ops/cpu_ops.h"
 
@@ -151,17 +152,18 @@ FitRequest fit_request(const ModelOptions& options, const Subject& subject,
           .on_other_ranks = on_other_ranks(subject, decision.parts).experts};
 }
 
+// other_bytes: of what is no weight.
 HostMemory host_memory(const ModelOptions& options, const Subject& subject, bool with_gpu,
-                       int64_t kv_bytes) {
+                       int64_t other_bytes) {
   const bool beside_gpu = with_gpu && !options.ranks.group;  // where few experts move at once
   return {.capacity_bytes = subject.memory_bytes,
-          .bytes = [&subject, kv_bytes, beside_gpu,
+          .bytes = [&subject, other_bytes, beside_gpu,
                     moves = options.moves_experts](const ExpertsLayout& experts) {
             const auto& [config, stored, topology, kernels, home, memory, rank] = subject;
             const int n_spare = beside_gpu ? kHotExpertsAtOnce : most_of_layer(experts, config);
             const int64_t spare =
                 moves ? SpareExperts::bytes_for(stored, config, home, experts, n_spare) : 0;
-            return packed_bytes(stored, config, home, experts) + kv_bytes + spare;
+            return packed_bytes(stored, config, home, experts) + other_bytes + spare;
           }};
 }
 
@@ -257,6 +259,18 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
                              host_memory(options, subject, true, 0), beside_cpu(share.parts));
 }
 
+// Of a CPU: one sequence's KV cache, and the buffers in which rows travel between ranks.
+int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject,
+                             const Decision& decision) {
+  const ExecutedParts& parts = decision.parts;
+  const int64_t kv = KvCache::bytes_for(subject.config, decision.context, parts.kv_type,
+                                        share_of(subject, parts).layers);
+  if (!exchanges_rows(options, parts.grid)) return kv;
+  return kv + ExchangedExperts::bytes_for(
+                  subject.config, parts.grid.of_stage(), decision.limits.max_tokens,
+                  exchange_mode(options.dispatch), exchanged_micro_batches(options));
+}
+
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
                    Decision& decision) {
   const bool divides_rows = decision.parts.grid.n_replicas > 1;
@@ -264,12 +278,10 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
           "auto, gather, all-to-all or low-latency",
           decision.parts.grid.n_replicas);
-  const bool dispatches =
-      options.dispatch != ExpertDispatch::kAuto && options.dispatch != ExpertDispatch::kAllReduce;
-  const bool exchanges_rows = options.ranks.group && (divides_rows || dispatches);
-  require_exchanged_rows(options, exchanges_rows, exchanges_rows);
+  const bool exchanges = exchanges_rows(options, decision.parts.grid);
+  require_exchanged_rows(options, exchanges, exchanges);
   require_routing_of_one_replica(options, decision);
-  require(!options.record_timeline || exchanges_rows,
+  require(!options.record_timeline || exchanges,
           "--timeline shows GPU and CPU side by side, or CPU and network of ranks that exchange "
           "rows (--dp): use --device cuda");
   ExecutedParts& parts = decision.parts;
@@ -279,9 +291,8 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           options.kv ? format_name({*options.kv}) : "", format_name({parts.kv_type}));
   require(!options.fp8_activations,
           "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
-  const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type,
-                                              share_of(subject, parts).layers);
-  const HostMemory memory = host_memory(options, subject, false, kv_bytes);
+  const HostMemory memory =
+      host_memory(options, subject, false, bytes_beside_weights(options, subject, decision));
   if (placed && options.moves_experts) require_room_to_move(memory, parts.experts);
   if (placed) return;
   parts.experts =
@@ -289,6 +300,29 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
 }
 
 }  // namespace
+
+std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch) {
+  switch (dispatch) {
+    case ExpertDispatch::kGather:
+      return ExchangeMode::kGather;
+    case ExpertDispatch::kAllToAll:
+      return ExchangeMode::kAllToAll;
+    case ExpertDispatch::kLowLatency:
+      return ExchangeMode::kLowLatency;
+    case ExpertDispatch::kAuto:
+    case ExpertDispatch::kAllReduce:
+      break;
+  }
+  return {};
+}
+
+bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
+  return options.ranks.group && (grid.n_replicas > 1 || exchange_mode(options.dispatch));
+}
+
+int exchanged_micro_batches(const ModelOptions& options) {
+  return options.micro_batches > 0 ? options.micro_batches : ExpertPool::kMeasured;
+}
 
 int spare_experts(const GpuParts& parts) {
   int most = 0;
@@ -345,12 +379,9 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
                     parts.gpu->embedding_on_cpu != before.gpu->embedding_on_cpu))
     return {};
   if (whole) return decision;
-  const int64_t kv_bytes = parts.gpu
-                               ? 0
-                               : KvCache::bytes_for(subject.config, decision->context,
-                                                    parts.kv_type, share_of(subject, parts).layers);
+  const int64_t others = parts.gpu ? 0 : bytes_beside_weights(options, subject, *decision);
   const auto host_bytes = static_cast<double>(
-      host_memory(options, subject, parts.gpu.has_value(), kv_bytes).bytes(parts.experts));
+      host_memory(options, subject, parts.gpu.has_value(), others).bytes(parts.experts));
   const bool fits = host_bytes <= kMostOfMemory * static_cast<double>(subject.memory_bytes);
   if (!fits || parts.experts.conversions() != before.experts.conversions()) return {};
   return decision;

@@ -6,6 +6,7 @@
 #include "loader/gpu_model.h"
 #include "loader/model_options.h"
 #include "offload/plan/executed_parts.h"
+#include "offload/ranks/expert_exchange.h"
 
 namespace tandem {
 
@@ -39,6 +40,13 @@ Decision decide(const ModelOptions& options, const Subject& subject);
 // 15 % of the host's memory, which the cache of files needs.
 std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subject& subject,
                                         const Decision& without);
+
+// How rows go to other ranks; nothing: they do not, or as is measured to be fastest.
+std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch);
+// Whether CPU ranks of the grid exchange rows (ExchangedExperts); else they add up their sums.
+bool exchanges_rows(const ModelOptions& options, BackboneGrid grid);
+// ExchangedParts::micro_batches
+int exchanged_micro_batches(const ModelOptions& options);
 
 // What the GPU is loaded with.
 GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision);

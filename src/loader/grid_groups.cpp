@@ -14,4 +14,9 @@ GridGroups::GridGroups(Group& all, BackboneGrid grid) : all_(&all) {
   }
 }
 
+void GridGroups::set_patience(Patience patience) {
+  for (Group* const part : {stage_.get(), replica_.get(), before_.get(), after_.get()})
+    if (part) part->set_patience(patience);
+}
+
 }  // namespace tandem

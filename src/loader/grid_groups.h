@@ -20,6 +20,9 @@ class GridGroups {
   Group* before() const { return before_.get(); }
   Group* after() const { return after_.get(); }
 
+  // Of all these but `all`.
+  void set_patience(Patience patience);
+
  private:
   Group* all_ = nullptr;
   std::unique_ptr<Group> stage_, replica_, before_, after_;  // stage_, replica_: null if it is all_

@@ -6,6 +6,7 @@
 
 #include "comm/agreement.h"
 #include "comm/delayed.h"
+#include "comm/launcher.h"
 #include "core/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
@@ -37,7 +38,7 @@ constexpr std::chrono::seconds kTeamPatience(60);
              "error: a thread that computes experts has made no progress for {} s, and the "
              "GPU waits for it: the program ends; start it again\n",
              kTeamPatience.count());
-  std::_Exit(1);
+  end_rank(1);
 }
 
 Drafting drafting_for(const ModelOptions& options) {
@@ -90,22 +91,6 @@ std::string text_of_tensors(const WeightStore& store) {
       store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
-// The exchange that the user chooses; nothing: no exchange, or the fastest one.
-std::optional<ExchangeMode> mode_of(ExpertDispatch dispatch) {
-  switch (dispatch) {
-    case ExpertDispatch::kGather:
-      return ExchangeMode::kGather;
-    case ExpertDispatch::kAllToAll:
-      return ExchangeMode::kAllToAll;
-    case ExpertDispatch::kLowLatency:
-      return ExchangeMode::kLowLatency;
-    case ExpertDispatch::kAuto:
-    case ExpertDispatch::kAllReduce:
-      break;
-  }
-  return {};
-}
-
 // GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
   if (options.device == DeviceChoice::kCpu) return options;
@@ -149,10 +134,6 @@ std::unique_ptr<OutputThread> thread_for_moves(const ModelOptions& options) {
   return options.moves_experts ? std::make_unique<OutputThread>() : nullptr;
 }
 
-bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
-  return options.ranks.group && (grid.n_replicas > 1 || mode_of(options.dispatch));
-}
-
 // A GPU waits without end for a rank that is lost. The group's own calls tell which one it is.
 constexpr std::chrono::seconds kGpuPatience(12);
 [[noreturn]] void end_ranks(Group& group) {
@@ -164,7 +145,7 @@ constexpr std::chrono::seconds kGpuPatience(12);
     why = error.what();
   }
   fmt::print(stderr, "error: {}\n", why);
-  std::_Exit(1);
+  end_rank(1);
 }
 
 }  // namespace
@@ -195,6 +176,7 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
   group.set_patience({});
+  groups_.set_patience({});  // they have that of loading
   if (!options.ranks.steps) return;
   const int number = options.ranks.steps->add(*model_, *cache_);
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
@@ -473,8 +455,8 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
   auto experts = std::make_unique<ExchangedExperts>(
       ExchangedParts{delayed_ ? *delayed_ : groups_.stage(), decision.parts.grid.of_stage(),
                      *owners_, kernels_, config_, *experts_, decision.limits.max_tokens,
-                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32, mode_of(options.dispatch),
-                     options.micro_batches > 0 ? options.micro_batches : ExpertPool::kMeasured});
+                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
+                     exchange_mode(options.dispatch), exchanged_micro_batches(options)});
   options.note("rows of experts: " + experts->modes());
   return experts;
 }
