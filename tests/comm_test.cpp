@@ -305,20 +305,25 @@ TEST(Heartbeat, ALostRankIsNamedWhileRanksPrepare) {
   EXPECT_EQ(n_lost, 2);
 }
 
+// Whether the others still prepare or are ready.
 TEST(Heartbeat, ARankThatLeavesIsLostToTheOthers) {
-  std::atomic<int> n_lost{0};
-  run_local_ranks({.n = 3}, [&](Group& group) {
-    std::atomic<bool> is_lost{false};
-    const auto on_lost = [&](const GroupError& error) {
-      EXPECT_STREQ(error.what(), "rank 1 has ended before the others");
-      EXPECT_EQ(error.lost, 1);
-      ++n_lost;
-      is_lost = true;
-    };
-    const Heartbeat heartbeat(group, on_lost, kShort, kBeat);
-    while (group.rank() != 1 && !is_lost) std::this_thread::sleep_for(kBeat);
-  });
-  EXPECT_EQ(n_lost, 2);
+  for (const bool are_ready : {false, true}) {
+    std::atomic<int> n_lost{0};
+    run_local_ranks({.n = 3}, [&](Group& group) {
+      std::atomic<bool> is_lost{false};
+      const auto on_lost = [&](const GroupError& error) {
+        EXPECT_STREQ(error.what(), "rank 1 has ended before the others");
+        EXPECT_EQ(error.lost, 1);
+        ++n_lost;
+        is_lost = true;
+      };
+      Heartbeat heartbeat(group, on_lost, kShort, kBeat);
+      if (group.rank() == 1) return;
+      if (are_ready) heartbeat.end();
+      while (!is_lost && !are_ready) std::this_thread::sleep_for(kBeat);
+    });
+    EXPECT_EQ(n_lost, 2);
+  }
 }
 
 // An error that all ranks have ends them together.
