@@ -15,6 +15,7 @@
 #include "cli/ranks.h"
 #include "cli/typed_options.h"
 #include "comm/agreement.h"
+#include "comm/launcher.h"
 #include "core/run_error.h"
 #include "io/json.h"
 
@@ -362,34 +363,41 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   return ranks.run_alike([&] { return command(o); });
 }
 
-}  // namespace
-}  // namespace tandem
-
-int main(int argc, char** argv) {
-  // In containers without /sys hwloc prints errors on standard error, but still finds the cores.
-  setenv("HWLOC_HIDE_ERRORS", "2", 0);
-  std::optional<tandem::CommandRanks> ranks;
+// The status of the process, after an error as after success.
+int status_of(int argc, char** argv) {
+  std::optional<CommandRanks> ranks;
   try {
     ranks.emplace();
-    return tandem::dispatch(argc, argv, *ranks);
-  } catch (const tandem::AgreedError& e) {
+    return dispatch(argc, argv, *ranks);
+  } catch (const AgreedError& e) {
     if (e.reported_here) std::fprintf(stderr, "error: %s\n", e.what());
     return e.while_running ? 1 : 2;
-  } catch (const tandem::GroupError& e) {  // MPI's own end would wait for the rank
+  } catch (const GroupError& e) {  // MPI's own end would wait for the rank
     std::fprintf(stderr, "error: %s\n", e.what());
-    tandem::end_rank(1);
-  } catch (const tandem::RunError& e) {
+    end_rank(1);
+  } catch (const RunError& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
-  } catch (const tandem::Error& e) {
+  } catch (const Error& e) {
     if (!ranks || ranks->reports())
       std::fprintf(stderr, "error: %s\n", e.what());
     else  // a launcher ends all ranks when this one ends, perhaps before rank 0 has reported
       std::this_thread::sleep_for(std::chrono::seconds(2));
     return 2;
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "error: %s\n", tandem::kNoMemoryLeft);
+    std::fprintf(stderr, "error: %s\n", kNoMemoryLeft);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
   }
   return 1;
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  // In containers without /sys hwloc prints errors on standard error, but still finds the cores.
+  setenv("HWLOC_HIDE_ERRORS", "2", 0);
+  const int status = tandem::status_of(argc, argv);
+  tandem::announce_end(status);
+  return status;
 }

@@ -434,6 +434,7 @@ TEST(Launcher, GetsTheCommandAndTheSignals) {
                "  os.kill(int(os.environ['TANDEM_STARTER']), signal.SIGINT)\n"
                "  time.sleep(60)\n"
                "if sys.argv[2] == 'ends': s.send(struct.pack('i', -1))\n"
+               "if sys.argv[2] == 'fails': s.send(struct.pack('i', -2))\n"
                "os.kill(os.getpid(), 9)\n");
   const std::string rank = "rank() { python3 " + folder.file("rank.py") + " $1 $2; }\n";
   EXPECT_EQ(status(rank + "rank 0 asks"), 6) << "rank 0 takes the signal";
@@ -445,6 +446,8 @@ TEST(Launcher, GetsTheCommandAndTheSignals) {
   EXPECT_EQ(error("rank 0 ends; rank 1 ends;"), "");
   EXPECT_TRUE(error("rank 0 ends; rank 2 dies; rank 1 dies;").starts_with("rank 2 (process "));
   EXPECT_TRUE(error("rank 0 dies & rank 1 ends; wait;").starts_with("rank 0 (process "));
+  EXPECT_TRUE(error("rank 0 dies; rank 1 fails; rank 2 dies;").starts_with("rank 0 (process "));
+  EXPECT_EQ(error("rank 1 fails; rank 0 dies;"), "") << "the launcher ends it then";
   EXPECT_EQ(error("rank 1 dies; kill -TERM $TANDEM_STARTER; trap '' TERM; sleep 0.2;"), "");
   EXPECT_TRUE(says(error_of([&] {
                      run_ranks({.launcher = folder.file("none"), .n = 2, .command = {"program"}});

@@ -31,9 +31,9 @@ namespace {
 // The process in run_ranks(), for its ranks.
 constexpr const char* kStarter = "TANDEM_STARTER";
 
-// A rank keeps a connection to the starter: it sends its number, and kEnds before it ends by
-// itself. Messages are numbers.
-constexpr int kEnds = -1;
+// A rank keeps a connection to the starter: it sends its number, and before it ends by itself that
+// it does, or that it has failed. Messages are numbers.
+constexpr int kEnds = -1, kFails = -2;
 
 // The address at which the starter listens, in the namespace of names without files.
 struct Address {
@@ -151,7 +151,8 @@ void copy_terminal(int to) {
   close(to);
 }
 
-// The ranks that are connected, and which of them ended first without announcing it. Events of the
+// The ranks that are connected, and which of them ended first without announcing it. Where one has
+// said that it fails, the launcher ends the others, and none counts as lost. Events of the
 // kernel come in the order in which connections closed. That of a rank closes before those by which
 // the launcher and other ranks learn that it has ended.
 class Supervision {
@@ -227,13 +228,12 @@ class Supervision {
     int number = 0;
     ssize_t n = 0;
     while ((n = recv(file, &number, sizeof number, 0)) == sizeof number) {
-      if (number == kEnds)
-        rank.announced_end = true;
-      else
-        rank.number = number;
+      if (number >= 0) rank.number = number;
+      rank.announced_end = rank.announced_end || number < 0;
+      one_fails_ = one_fails_ || number == kFails;
     }
     if (n < 0 && errno == EAGAIN) return;
-    if (rank.number >= 0 && !rank.announced_end && lost_.empty())
+    if (rank.number >= 0 && !rank.announced_end && !one_fails_ && lost_.empty())
       lost_ = fmt::format("rank {} (process {}) was killed or has crashed, and all others end",
                           rank.number, rank.process);
     ranks_.erase(file);
@@ -250,7 +250,7 @@ class Supervision {
   const BlockedSignals& signals_;
   const int listening_, events_;
   std::map<int, Rank> ranks_;  // by the file of the connection
-  bool asked_to_end_ = false;
+  bool asked_to_end_ = false, one_fails_ = false;
   std::string lost_;
 };
 
@@ -326,8 +326,10 @@ void announce_rank(int rank) {
   std::atexit([] { tell_starter(kEnds); });
 }
 
+void announce_end(int status) { tell_starter(status == 0 ? kEnds : kFails); }
+
 void end_rank(int status) {
-  tell_starter(kEnds);
+  announce_end(status);
   std::_Exit(status);
 }
 

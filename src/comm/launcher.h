@@ -20,7 +20,7 @@ std::string find_launcher(std::string_view path);
 struct EndOfRanks {
   int status;  // that the launcher gives; 128 and the number of the signal where one ended it
   // Which rank was the first to end without announcing it, because it was killed or has crashed;
-  // empty: none was, or a signal has asked all to end.
+  // empty: none was, one had failed before, or a signal has asked all to end.
   std::string error;
 };
 // Starts the ranks and waits for them. Until then SIGINT, SIGTERM, SIGHUP and SIGQUIT go to rank 0,
@@ -32,6 +32,9 @@ EndOfRanks run_ranks(const RanksOfHost& ranks);
 // Tells the process in run_ranks(), if there is one, that this process is the rank, and when it
 // exits that it ends by itself. Signals are passed on to rank 0 from now on.
 void announce_rank(int rank);
+// Tells it that this rank will end by itself with this status. Where that is not 0 the launcher
+// ends the other ranks, of which none is lost then.
+void announce_end(int status);
 // std::_Exit(), announced as well: for a rank whose other threads cannot end.
 [[noreturn]] void end_rank(int status);
 
