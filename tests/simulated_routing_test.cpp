@@ -111,7 +111,9 @@ TEST(SimulatedRouting, GivesAllExpertsAsManyRows) {
     for (const int n_tokens : {1, 7, 33, 500}) {
       const auto counts = counts_of(first_choices(*choices, 2, n_tokens));
       const int least = n_tokens * n_active / n_experts;
-      if (least > 0) EXPECT_EQ(static_cast<int>(counts.size()), n_experts);
+      if (least > 0) {
+        EXPECT_EQ(static_cast<int>(counts.size()), n_experts);
+      }
       for (const auto& [expert, count] : counts) {
         ASSERT_LE(count, least + 1);
         ASSERT_GE(count, std::max(1, least));

@@ -1034,7 +1034,7 @@ MUTANTS = [
     ("host pages: ranks copy the pages of all replicas", "src/engine/step_runner.cpp", [("  if (replica != grid_.replica_of(rank_)) return;\n  if (copy.way", "  if (copy.way")]),
     ("host pages: ranks have as many as each has room for", "src/loader/loaded_model.cpp", [("  if (ranks.group) n = least_on_all(*ranks.group, n);\n  if (n == 0) return;", "  if (ranks.group) n -= 24 * ranks.group->rank();\n  if (n == 0) return;")]),
     ("GPU replicas: own sums are the first rank's", "offload/cuda_gathered_experts.cpp", [("sums(lane).rows_from(p_.ranks.rank() * lane.n_of_rank, n)", "sums(lane).rows_from(0 * lane.n_of_rank, n)")]),
-    ("pipeline: pieces attend to keys that come later", "src/engine/pipeline.cpp", [("s.kv_length - n_later", "s.kv_length")]),
+    ("pipeline: the sequences of a piece begin where they do in the step", "src/engine/pipeline.cpp", [("append_sequences(step, first, end, first,", "append_sequences(step, first, end, 0,")]),
     ("pipeline: logits of a piece overwrite those before", "src/engine/step_runner.cpp", [("model_.head(whole, first_logits);", "model_.head(whole, 0 * first_logits);")]),
     ("pipeline: each stage embeds", "src/engine/deepseek.cpp", [("  if (share_.is_first_stage())\n", "  if (share_.is_first_stage() || true)\n")]),
     ("pipeline: a stage has all layers in its cache", "src/engine/kv_cache.cpp", [("has_layer(stage, l) ?", "has_layer(kAllLayers, l) ?")]),

@@ -11,7 +11,7 @@ namespace tandem {
 // kFp8: E4M3 with a float scale for every 128 columns, as DeepSeek's own dispatch sends rows.
 enum class RowFormat : uint8_t { kF32, kBf16, kFp8 };
 
-// Of a row: 28,672, 14,336 and 7,392 for 7168 columns.
+// Bytes of an encoded row: 28,672, 14,336 and 7,392 for 7168 columns.
 int64_t encoded_bytes(RowFormat format, int64_t dim);
 
 // Encodes and decodes rows of `dim` columns. The bits of a row depend on the row alone. Rows that

@@ -254,7 +254,8 @@ class Supervision {
   std::string lost_;
 };
 
-// Of this rank to the starter; -1: there is none. What exit() calls has no arguments.
+// The connection of this rank to the starter; -1: there is none. It is global because functions
+// that exit() calls have no arguments.
 int connection_of_rank = -1;
 
 void tell_starter(int number) {
@@ -317,7 +318,7 @@ void announce_rank(int rank) {
     close(connection);
     return;
   }
-  // Of the files of a process that ends, the one with the highest number closes first.
+  // When a process ends, its file with the highest number closes first.
   constexpr int kHigh = 512;
   const int high = fcntl(connection, F_DUPFD_CLOEXEC, kHigh);
   if (high >= 0) close(connection);

@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// Of each replica.
+// Pages in host memory of each replica.
 int n_host_pages(const StepRunner& model) {
   return model.host_pages() ? model.host_pages()->n_pages() : 0;
 }

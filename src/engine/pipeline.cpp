@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "model/micro_batches.h"
 
 namespace tandem {
 
@@ -12,8 +13,7 @@ Pipeline::Pipeline(BackboneGrid grid, int max_tokens) : grid_(grid) {
   pieces_.reserve(most);
   batches_.reserve(int64_t{most} * n_replicas);
   first_logits_.reserve(int64_t{most} * n_replicas);
-  sequences_.reserve(int64_t{n_replicas} *
-                     (max_tokens + most));  // of which pieces may begin within
+  sequences_.reserve(int64_t{n_replicas} * (max_tokens + most));  // pieces may begin within one
   logit_rows_.reserve(int64_t{n_replicas} * max_tokens);
 }
 
@@ -54,13 +54,7 @@ std::span<const PipelinePiece> Pipeline::pieces_of(std::span<const Batch> replic
 Batch Pipeline::piece_of(const Batch& step, int i, int n) {
   const int first = step.n() * i / n, end = step.n() * (i + 1) / n;
   const size_t first_sequence = sequences_.size(), first_row = logit_rows_.size();
-  for (const Sequence& s : step.sequences) {
-    const int begin = std::max(first, s.first_token);
-    const int stop = std::min(end, s.first_token + s.n_tokens);
-    if (begin >= stop) continue;
-    const int n_later = s.first_token + s.n_tokens - stop;
-    sequences_.push_back({begin - first, stop - begin, s.kv_length - n_later, s.kv_pages});
-  }
+  append_sequences(step, first, end, first, sequences_);
   for (const int32_t row : step.logit_rows)
     if (row >= first && row < end) logit_rows_.push_back(row - first);
   const auto n_tokens = static_cast<size_t>(end - first);

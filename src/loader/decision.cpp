@@ -259,7 +259,8 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
                              host_memory(options, subject, true, 0), beside_cpu(share.parts));
 }
 
-// Of a CPU: one sequence's KV cache, and the buffers in which rows travel between ranks.
+// Host memory on a CPU for one sequence's KV cache, and for the buffers in which rows travel
+// between ranks.
 int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject,
                              const Decision& decision) {
   const ExecutedParts& parts = decision.parts;
@@ -388,17 +389,16 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
 }
 
 GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision) {
-  return {
-      .max_tokens = decision.limits.max_tokens,
-      .max_logits = decision.limits.max_logits,
-      .context = decision.context,
-      .cache_type = decision.parts.kv_type,
-      .fp8_activations = options.fp8_activations,
-      .share = decision.share,
-      .grid = decision.parts.grid,
-      .replicated_experts = has_replicas(decision.parts),
-      .moves_experts = options.moves_experts,
-      .micro_batches = options.micro_batches > 0 ? options.micro_batches : ExpertPool::kMeasured};
+  return {.max_tokens = decision.limits.max_tokens,
+          .max_logits = decision.limits.max_logits,
+          .context = decision.context,
+          .cache_type = decision.parts.kv_type,
+          .fp8_activations = options.fp8_activations,
+          .share = decision.share,
+          .grid = decision.parts.grid,
+          .replicated_experts = has_replicas(decision.parts),
+          .moves_experts = options.moves_experts,
+          .micro_batches = exchanged_micro_batches(options)};
 }
 
 }  // namespace tandem

@@ -20,7 +20,7 @@ class GridGroups {
   Group* before() const { return before_.get(); }
   Group* after() const { return after_.get(); }
 
-  // Of all these but `all`.
+  // Sets the patience of all these groups except `all`.
   void set_patience(Patience patience);
 
  private:

@@ -17,8 +17,8 @@ namespace tandem {
 struct ExpertMoves {
   std::vector<ExpertId> arriving, leaving;
 };
-// Of the changes in these layers. owner: a rank of the stage, or kGpuOwner. is_here: whether the
-// owner has an expert now.
+// The experts that come to an owner and leave it by the changes in these layers. owner: a rank of
+// the stage, or kGpuOwner. is_here: whether the owner has an expert now.
 ExpertMoves moves_of(std::span<const ExpertChange> changes, StageLayers layers, int owner,
                      const std::function<bool(ExpertId)>& is_here);
 

@@ -38,6 +38,17 @@ int most_tokens_of(int micro_batch, int n_tokens) {
   return std::min(n_tokens, share + kWholeTokens);
 }
 
+void append_sequences(const Batch& step, int first, int end, int origin,
+                      std::vector<Sequence>& sequences) {
+  for (const Sequence& s : step.sequences) {
+    const int begin = std::max(first, s.first_token);
+    const int stop = std::min(end, s.first_token + s.n_tokens);
+    if (begin >= stop) continue;
+    const int n_later = s.first_token + s.n_tokens - stop;
+    sequences.push_back({begin - origin, stop - begin, s.kv_length - n_later, s.kv_pages});
+  }
+}
+
 MicroBatchDivider::MicroBatchDivider(int max_tokens) {
   sequences_.reserve(max_tokens + kMaxMicroBatches);
 }
@@ -51,13 +62,7 @@ MicroBatches MicroBatchDivider::divide(const Batch& step, int n) {
   for (int i = 0; i < n && i < kMaxMicroBatches; ++i) {
     const int first = cuts[i], end = cuts[i + 1];
     const size_t first_sequence = sequences_.size();
-    for (const Sequence& s : step.sequences) {
-      const int begin = std::max(first, s.first_token);
-      const int stop = std::min(end, s.first_token + s.n_tokens);
-      if (begin >= stop) continue;
-      const int n_later = s.first_token + s.n_tokens - stop;
-      sequences_.push_back({begin, stop - begin, s.kv_length - n_later, s.kv_pages});
-    }
+    append_sequences(step, first, end, 0, sequences_);
     const auto n_tokens = static_cast<size_t>(end - first);
     parts.at[i] = {.tokens = step.tokens.subspan(first, n_tokens),
                    .positions = step.positions.subspan(first, n_tokens),

@@ -18,6 +18,11 @@ MicroBatchCuts micro_batch_cuts(const Batch& step, int n);
 // any number of micro-batches.
 int most_tokens_of(int micro_batch, int n_tokens);
 
+// Appends the sequences of tokens [first, end) of a step, of which the first and the last may be
+// parts of longer ones. Their first_token counts from token `origin` of the step.
+void append_sequences(const Batch& step, int first, int end, int origin,
+                      std::vector<Sequence>& sequences);
+
 class MicroBatchDivider {
  public:
   // For steps of up to max_tokens tokens.
