@@ -12,7 +12,7 @@
 
 #include "bench/gpu_bench_model.h"
 #include "bench/random_inputs.h"
-#include "offload/hybrid_experts.h"
+#include "offload/gpu/hybrid_experts.h"
 
 namespace tandem {
 

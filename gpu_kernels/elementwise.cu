@@ -1,7 +1,7 @@
 // Element-wise kernels. blockIdx.x indexes columns, blockIdx.y rows.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/pointwise.h"
+#include "gpu_kernels/products/pointwise.h"
 
 namespace tandem::gpu {
 namespace {

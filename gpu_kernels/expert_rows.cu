@@ -1,6 +1,6 @@
 // Rounding of product inputs to BF16, and the weighted sum of expert outputs.
 #include "device.h"
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 #include "packed.h"
 
 namespace tandem::gpu {

@@ -3,7 +3,7 @@
 // Scores are in shared memory.
 #include "core/invariant.h"
 #include "device.h"
-#include "gpu_kernels/exact_tile.h"
+#include "gpu_kernels/products/exact_tile.h"
 #include "gpu_kernels/reduce.h"
 #include "gpu_kernels/router.h"
 #include "gpu_kernels/simulated_row.h"

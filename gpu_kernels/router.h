@@ -1,7 +1,7 @@
 // The router of a MoE layer on the GPU.
 #pragma once
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 
 namespace tandem::gpu {
 

@@ -1,4 +1,4 @@
-// Draws tokens from rows of logits on the GPU by the rules of engine/sampler on the host: the same
+// Draws tokens from rows of logits on the GPU by the rules of scheduling/sampler on the host: the same
 // filters, the same order of tokens, the same uniform number.
 #pragma once
 #include "gpu_kernels/kernels.h"

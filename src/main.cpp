@@ -128,6 +128,9 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   plan->add_option("--redundant", p.redundant_experts,
                    "replicas of a layer's most used experts, beyond one of each, where experts are "
                    "assigned to several GPUs or hosts; without it, 0 or about 32 on GPUs");
+  plan->add_flag("--experts-move", p.experts_move,
+                 "keep memory for experts that move while a server answers (serve --rebalance, "
+                 "--hot-experts live)");
   plan->add_option("--draft-tokens", p.draft_tokens,
                    "drafts of a sequence per step whose effect is predicted; 0: none; without it, "
                    "the best of 0 to 4");

@@ -1,5 +1,5 @@
 // Assignment of experts to ranks.
-#include "offload/plan/assign.h"
+#include "offload/balance/assign.h"
 
 #include <gtest/gtest.h>
 

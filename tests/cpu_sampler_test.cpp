@@ -6,7 +6,7 @@
 #include <limits>
 #include <random>
 
-#include "engine/sampler.h"
+#include "scheduling/sampler.h"
 
 namespace tandem::test {
 namespace {

@@ -1,6 +1,6 @@
 // EPLB against the assignments of another implementation: tests/data/eplb.json has the example of
 // its README, and loads with ties, of few and of 256 experts, hierarchical and global.
-#include "offload/plan/eplb.h"
+#include "offload/balance/eplb.h"
 
 #include <gtest/gtest.h>
 

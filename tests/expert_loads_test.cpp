@@ -1,6 +1,6 @@
 // The loads of ranks from uses and places of experts, computed by hand, and where grids have their
 // experts.
-#include "engine/expert_loads.h"
+#include "scheduling/expert_loads.h"
 
 #include <gtest/gtest.h>
 

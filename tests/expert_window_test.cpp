@@ -1,5 +1,5 @@
 // The window of steps whose uses of experts are counted, against a list of all steps.
-#include "engine/expert_window.h"
+#include "scheduling/expert_window.h"
 
 #include <gtest/gtest.h>
 

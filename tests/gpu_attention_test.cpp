@@ -6,7 +6,7 @@
 #include <memory>
 #include <numeric>
 
-#include "gpu_kernels/attention.h"
+#include "gpu_kernels/attention/attention.h"
 #include "tests/check_close.h"
 #include "tests/gpu_weights.h"
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "gpu_kernels/attention.h"
+#include "gpu_kernels/attention/attention.h"
 #include "gpu_kernels/emulated/emulator.h"
 #include "tests/gpu_buffers.h"
 

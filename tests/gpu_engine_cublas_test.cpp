@@ -7,7 +7,7 @@
 
 #include "bench/gpu/gpu_benches.h"
 #include "core/run_error.h"
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 #include "tests/gpu_memory.h"
 #include "tests/small_config.h"
 #include "with_gpu/cublas.h"

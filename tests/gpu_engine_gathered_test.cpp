@@ -10,7 +10,7 @@
 #include "core/clock.h"
 #include "gpu_kernels/collectives.h"
 #include "model/micro_batches.h"
-#include "offload/cuda_gathered_experts.h"
+#include "offload/gpu/cuda_gathered_experts.h"
 #include "tests/check_close.h"
 #include "tests/gpu_memory.h"
 #include "tests/replica_tokens.h"

@@ -13,7 +13,7 @@
 #include "comm/agreement.h"
 #include "comm/local_ranks.h"
 #include "engine/engine.h"
-#include "engine/scheduler.h"
+#include "scheduling/scheduler.h"
 #include "gpu_kernels/collectives.h"
 #include "model/cost.h"
 #include "tests/check_close.h"

@@ -3,7 +3,7 @@
 #include <memory>
 #include <numeric>
 
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 #include "tests/check_close.h"
 #include "tests/gpu_fp8_rows.h"
 #include "tests/gpu_weights.h"

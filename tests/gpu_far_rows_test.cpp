@@ -6,12 +6,12 @@
 #include <random>
 
 #include "core/memory.h"
-#include "gpu_kernels/attention.h"
+#include "gpu_kernels/attention/attention.h"
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/plain_attention.h"
-#include "gpu_kernels/plain_products.h"
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/attention/plain_attention.h"
+#include "gpu_kernels/products/plain_products.h"
+#include "gpu_kernels/products/products.h"
 #include "gpu_kernels/router.h"
 #include "gpu_kernels/sampling.h"
 #include "gpu_kernels/unpack.h"

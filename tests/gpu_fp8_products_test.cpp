@@ -1,6 +1,6 @@
 // Activations in FP8: their rounding, and their products with FP8 weights against double precision
 // of the same rounded numbers.
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 #include "tests/check_close.h"
 #include "tests/gpu_fp8_rows.h"
 #include "tests/gpu_weights.h"

@@ -8,7 +8,7 @@
 #include "loader/gpu_model.h"
 #include "model/checkpoint.h"
 #include "model/cost.h"
-#include "offload/plan/hot_experts.h"
+#include "offload/balance/hot_experts.h"
 #include "tests/error_of.h"
 #include "tests/expert_moves.h"
 #include "tests/golden_file.h"

@@ -6,10 +6,10 @@
 #include <functional>
 #include <random>
 
-#include "gpu_kernels/attention.h"
-#include "gpu_kernels/plain_attention.h"
-#include "gpu_kernels/plain_products.h"
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/attention/attention.h"
+#include "gpu_kernels/attention/plain_attention.h"
+#include "gpu_kernels/products/plain_products.h"
+#include "gpu_kernels/products/products.h"
 #include "gpu_kernels/router.h"
 #include "gpu_kernels/sampling.h"
 #include "tests/gpu_memory.h"

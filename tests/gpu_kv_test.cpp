@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "gpu_kernels/attention.h"
+#include "gpu_kernels/attention/attention.h"
 #include "tests/gpu_memory.h"
 
 namespace tandem::gpu {

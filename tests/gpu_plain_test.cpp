@@ -8,8 +8,8 @@
 #include <numeric>
 #include <random>
 
-#include "gpu_kernels/plain_attention.h"
-#include "gpu_kernels/plain_products.h"
+#include "gpu_kernels/attention/plain_attention.h"
+#include "gpu_kernels/products/plain_products.h"
 #include "tests/gpu_memory.h"
 
 namespace tandem::gpu {

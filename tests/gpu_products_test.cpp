@@ -1,6 +1,6 @@
 // Products on the GPU against double precision: ragged shapes, all FP8 codes, NaN in every output
 // and in everything that must not be read.
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 #include "tests/check_close.h"
 #include "tests/gpu_weights.h"
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-#include "engine/sampler.h"
+#include "scheduling/sampler.h"
 #include "gpu_kernels/sampling.h"
 #include "tests/gpu_memory.h"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 #include "tests/gpu_buffers.h"
 
 namespace tandem::gpu::test {

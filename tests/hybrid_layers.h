@@ -5,7 +5,7 @@
 #include <functional>
 #include <map>
 
-#include "offload/hybrid_experts.h"
+#include "offload/gpu/hybrid_experts.h"
 #include "ops/cuda_weights.h"
 #include "tests/check_close.h"
 #include "tests/gpu_buffers.h"

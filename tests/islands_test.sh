@@ -4,10 +4,10 @@
 # No emulated island may define a symbol of a native one, because the linker would use either for both.
 native= emulated= measured= list=native
 for object in "$@"; do
-  case ${object##*/} in
+  case $object in
     --emulated) list=emulated ;;
-    peaks_*) measured="$measured $object" ;;
-    avx* | amx* | tables*) eval "$list=\"\$$list \$object\"" ;;
+    */peaks_*) measured="$measured $object" ;;
+    */avx*/* | */amx/* | */tables.*) eval "$list=\"\$$list \$object\"" ;;
   esac
 done
 [ -n "$native" ] || { echo "no island was given"; exit 1; }

@@ -1,6 +1,6 @@
 // The KV cache with planes of different widths and types: pages and their copies in host memory
 // contain exactly the rows of every plane.
-#include "engine/kv_cache.h"
+#include "scheduling/kv_cache.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 """A file includes only its own folder and folders to its left; folders of one level do not include each other.
 
-core > io, comm, cpu_kernels, gpu_kernels > hub, text, model > offload/plan, ops > engine, offload > loader > api, server, bench >
+core > io, comm, cpu_kernels, gpu_kernels > hub, text, model > offload/balance, ops > offload/plan, scheduling > engine, offload > loader > api, server, bench >
 with_gpu, without_gpu > cli > main.cpp. cpu_kernels include not even core. The include path of GPU kernels chooses
 their device.h. Islands (files of one instruction set) include nothing but their own headers and <immintrin.h>.
 """
@@ -8,9 +8,9 @@ import pathlib
 import re
 import sys
 
-ORDER = {"include": 0, "src/core": 0, "src/io": 1, "src/comm": 1, "cpu_kernels": 1, "gpu_kernels": 1, "src/hub": 2, "src/text": 2, "src/model": 2, "offload/plan": 3,
-         "src/ops": 3, "src/engine": 4, "offload": 4, "src/loader": 5, "src/api": 6, "src/server": 6, "src/bench": 6, "src/with_gpu": 7,
-         "src/without_gpu": 7, "src/cli": 8, "src": 9}
+ORDER = {"include": 0, "src/core": 0, "src/io": 1, "src/comm": 1, "cpu_kernels": 1, "gpu_kernels": 1, "src/hub": 2, "src/text": 2, "src/model": 2,
+         "offload/balance": 3, "src/ops": 3, "offload/plan": 4, "src/scheduling": 4, "src/engine": 5, "offload": 5, "src/loader": 6,
+         "src/api": 7, "src/server": 7, "src/bench": 7, "src/with_gpu": 8, "src/without_gpu": 8, "src/cli": 9, "src": 10}
 
 
 def folder_of(path):
@@ -41,14 +41,14 @@ def violations(root):
 
 
 # Weights are written long before a kernel reads them; everything else must wait for earlier kernels.
-READS_WEIGHTS = {"gpu_kernels/skinny_product.cu": "load_group<kType>(a.w,",
-                 "gpu_kernels/per_head_product.cu": "load_weights<kType>(a, 0,"}
+READS_WEIGHTS = {"gpu_kernels/products/skinny_product.cu": "load_group<kType>(a.w,",
+                 "gpu_kernels/products/per_head_product.cu": "load_weights<kType>(a, 0,"}
 
 
 def late_begins(root):
     """Kernels that start early (LaunchShape::early) and do something before begin_early(). Copies of arguments and what
     READS_WEIGHTS names are allowed."""
-    for path in sorted((root / "gpu_kernels").glob("*.cu")):
+    for path in sorted((root / "gpu_kernels").rglob("*.cu")):
         name = path.relative_to(root).as_posix()
         text = path.read_text(encoding="utf-8")
         bodies = re.findall(r"__global__ [^{;]*\{\n(.*?)\n\}\n", text, re.DOTALL)

@@ -114,6 +114,26 @@ TEST(Plan, WithoutMoreMemoryTheNextExpertWouldNotFit) {
   EXPECT_LT(gpu.free_bytes(), routed_expert_bytes(planned.config, {DType::kF8E4M3}));
 }
 
+// R1 beside a 5090: eight experts are exchanged at a time, so either device keeps memory for eight.
+TEST(Plan, KeepsMemoryForExpertsThatMove) {
+  Workload w;
+  w.context = 8192;
+  const Machine machine = known_machine("2x9654-5090");
+  const Plan fixed = Planned("r1", machine, w).plan();
+  w.experts_move = true;
+  const Planned planned("r1", machine, w);
+  const Plan moving = planned.plan();
+  const int64_t expert = routed_expert_bytes(planned.config, {DType::kF8E4M3});
+  EXPECT_EQ(experts_on_gpu(moving), experts_on_gpu(fixed) - 8);
+  EXPECT_TRUE(moving.placement.room_to_move);
+  for (const int device : {0, 1}) {
+    EXPECT_EQ(moving.prediction.memory[device].spare_bytes, 8 * expert) << device;
+    EXPECT_EQ(fixed.prediction.memory[device].spare_bytes, 0) << device;
+  }
+  EXPECT_LT(moving.prediction.memory[1].free_bytes(), expert);
+  EXPECT_TRUE(says(all_reasons(moving), "8 of 44.05 MB on a device")) << all_reasons(moving);
+}
+
 TEST(Plan, HotExpertsAreThoseMeasuredHot) {
   const Planned planned("r1", known_machine("2x9654-5090"));
   nlohmann::json counts = nlohmann::json::array();

@@ -1,5 +1,5 @@
 // What prompt lookup drafts, against a search of all earlier places.
-#include "engine/prompt_lookup.h"
+#include "scheduling/prompt_lookup.h"
 
 #include <gtest/gtest.h>
 

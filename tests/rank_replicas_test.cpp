@@ -12,7 +12,7 @@
 #include "comm/agreement.h"
 #include "comm/local_ranks.h"
 #include "engine/completion.h"
-#include "engine/expert_loads.h"
+#include "scheduling/expert_loads.h"
 #include "io/weight_store.h"
 #include "loader/loaded_model.h"
 #include "model/checkpoint.h"

@@ -1,6 +1,6 @@
 // New owners for the experts of a running model: ranks keep their numbers of experts, every expert
 // has an owner in every wave, waves fit the room, and loads become as even as the best of two ways.
-#include "offload/plan/rebalance.h"
+#include "offload/balance/rebalance.h"
 
 #include <gtest/gtest.h>
 

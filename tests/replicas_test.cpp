@@ -1,5 +1,5 @@
 // To which replica of the backbone a sequence is dealt.
-#include "engine/replicas.h"
+#include "scheduling/replicas.h"
 
 #include <gtest/gtest.h>
 

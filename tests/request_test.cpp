@@ -1,5 +1,5 @@
 // Requests that can never run are refused before anything is computed.
-#include "engine/request.h"
+#include "scheduling/request.h"
 
 #include <gtest/gtest.h>
 

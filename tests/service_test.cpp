@@ -7,7 +7,7 @@
 
 #include <set>
 
-#include "engine/expert_loads.h"
+#include "scheduling/expert_loads.h"
 #include "loader/loaded_model.h"
 #include "tests/error_of.h"
 #include "tests/repository.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "offload/plan/assign.h"
+#include "offload/balance/assign.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {

@@ -10,8 +10,8 @@
 #include <set>
 #include <vector>
 
-#include "engine/kv_cache.h"
-#include "engine/scheduler.h"
+#include "scheduling/kv_cache.h"
+#include "scheduling/scheduler.h"
 
 namespace tandem::test {
 

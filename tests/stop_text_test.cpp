@@ -1,4 +1,4 @@
-#include "engine/stop_text.h"
+#include "scheduling/stop_text.h"
 
 #include <gtest/gtest.h>
 

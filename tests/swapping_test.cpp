@@ -1,6 +1,6 @@
 // Offloading of sequences to host memory while the GPU is full: when it is faster, how much memory
 // it gets, and the scheduler's decisions.
-#include "engine/swapping.h"
+#include "scheduling/swapping.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/request.h"
+#include "scheduling/request.h"
 #include "loader/loaded_model.h"
 #include "tests/repository.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "offload/plan/assign.h"
+#include "offload/balance/assign.h"
 #include "offload/plan/predict.h"
 
 namespace tandem {

@@ -9,6 +9,7 @@
 #include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/plan/assigned_experts.h"
+#include "offload/balance/hot_experts.h"
 #include "offload/plan/candidates.h"
 
 namespace tandem {
@@ -92,6 +93,7 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
   p.backbone = stored_format(in.config);
   p.numa_columns = numa_slices(in.config, in.machine);
   p.kv_type = in.workload.kv.value_or(DType::kBF16);
+  p.room_to_move = in.workload.experts_move;
   std::vector<LayerExperts> on_cpus;
   int hosts = 0;
   for (const Layout& layout : backbone_layouts(in)) {
@@ -333,7 +335,9 @@ int64_t HotCandidates::room(const std::vector<GpuQuota>& seats) {
       if (seat.gpu == m.device)
         most = std::min(
             most, std::floor(static_cast<double>(m.free_bytes()) / expert) * parts / seat.part);
-  return static_cast<int64_t>(std::floor(most + 1e-9));
+  const auto fits = static_cast<int64_t>(std::floor(most + 1e-9));
+  const bool moves = p_.room_to_move && seats.size() == 1 && fits < hot_.size();
+  return moves ? fits - kHotExpertsAtOnce : fits;
 }
 
 void HotCandidates::enter(int64_t n, const std::vector<GpuQuota>& seats) {

@@ -149,6 +149,7 @@ Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
   Placement p;
   p.backbone = stored_format(in.config);
   p.kv_type = in.workload.kv.value_or(DType::kBF16);
+  p.room_to_move = in.workload.experts_move;
   const int last = in.config.n_layers - 1;
   if (base.kind == Base::kTensorParallel) {
     place_stages(in, format, base, p);

@@ -9,6 +9,7 @@
 #include "model/cost.h"
 #include "model/kv_layout.h"
 #include "model/parameters.h"
+#include "offload/plan/moving_experts.h"
 
 namespace tandem {
 
@@ -67,10 +68,14 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
   for (const DeviceMemory& m : memory_by_device(config, machine, p))
     require(m.free_bytes() >= 0,
             "placement: {} holds {:.2f} GB and gets {:.2f} GB of weights, {:.2f} GB of KV cache, "
-            "{:.2f} GB of activations with {:.2f} GB in reserve: move {:.2f} GB elsewhere{}",
+            "{:.2f} GB of activations{} with {:.2f} GB in reserve: move {:.2f} GB elsewhere{}",
             device_name(m.device), gigabytes(m.capacity_bytes), gigabytes(m.weights_bytes),
-            gigabytes(m.kv_bytes), gigabytes(m.activation_bytes), gigabytes(m.reserve_bytes),
-            gigabytes(-m.free_bytes()), first_without_room(config, p, m));
+            gigabytes(m.kv_bytes), gigabytes(m.activation_bytes),
+            m.spare_bytes > 0
+                ? fmt::format(", {:.2f} GB for experts that move", gigabytes(m.spare_bytes))
+                : "",
+            gigabytes(m.reserve_bytes), gigabytes(-m.free_bytes()),
+            first_without_room(config, p, m));
 }
 
 const LayerExperts* experts_of_layer(const Placement& p, int layer) {
@@ -134,6 +139,10 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
       for (const DeviceId d : stage.devices)
         at(d).activation_bytes +=
             kStreamedExperts * routed_expert_bytes(c, stored_expert_format(c));
+  if (p.room_to_move && !why_experts_stay(p))
+    for (DeviceMemory& m : memory)
+      if (const auto format = format_of_experts(c, p, m.device))
+        m.spare_bytes = spare_experts(p, m.device) * routed_expert_bytes(c, *format);
   return memory;
 }
 

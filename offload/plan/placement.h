@@ -59,6 +59,8 @@ struct Placement {
   std::vector<LayerExperts> layers;
   // Columns of every CPU expert's intermediate dimension on each NUMA node; empty: not sliced.
   std::vector<int> numa_columns;
+  // Every device has memory for experts that come to it while a server answers.
+  bool room_to_move = false;
   int prefill_chunk_tokens = 512;
   // Chunks of at least this many tokens stream CPU experts to the backbone's GPU; 0: never.
   int stream_from_tokens = 0;
@@ -71,9 +73,11 @@ struct Placement {
 struct DeviceMemory {
   DeviceId device;
   int64_t weights_bytes = 0, kv_bytes = 0, activation_bytes = 0, reserve_bytes = 0;
+  int64_t spare_bytes = 0;  // for experts that move
   int64_t capacity_bytes = 0;
   int64_t free_bytes() const {
-    return capacity_bytes - weights_bytes - kv_bytes - activation_bytes - reserve_bytes;
+    return capacity_bytes - weights_bytes - kv_bytes - activation_bytes - reserve_bytes -
+           spare_bytes;
   }
 };
 

@@ -40,6 +40,7 @@ Json placement_to_json(const Placement& p) {
   for (const LayerExperts& l : p.layers) layers.push_back(layers_to_json(l));
   Json experts = {{"layers", layers}};
   if (!p.numa_columns.empty()) experts["numa_columns"] = p.numa_columns;
+  if (p.room_to_move) experts["room_to_move"] = true;
   return {
       {"model", p.model},
       {"machine", p.machine},
@@ -190,6 +191,7 @@ void read_experts(JsonFields fields, Placement& p) {
         fields.refuse("numa_columns", "expected whole numbers");
       p.numa_columns.push_back(n.get<int>());
     }
+  if (fields.has("room_to_move")) p.room_to_move = fields.boolean("room_to_move");
   fields.refuse_others();
   for (size_t i = 0; i < layers.size(); ++i)
     p.layers.push_back(read_layers({layers[i], fmt::format("{}: layers[{}]", fields.path(), i)}));

@@ -10,6 +10,7 @@
 #include "model/parameters.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/layer_time.h"
+#include "offload/plan/moving_experts.h"
 #include "offload/plan/placement.h"
 
 namespace tandem {
@@ -35,6 +36,8 @@ void say_head(const PlanInput& in, const Placement& p, const Prediction& now, Wo
 void say_cache(const PlanInput& in, const Placement& p, Words& words);
 void say_experts(const PlanInput& in, const Placement& p, Words& words);
 void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
+void say_moving_experts(const PlanInput& in, const Placement& p, const Prediction& now,
+                        Words& words);
 void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words);
 void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
@@ -54,6 +57,7 @@ Words reasons_in_words(const PlanInput& in, const Placement& p, const Prediction
     say_experts(in, p, words);
     say_slices(in, p, now, words);
     say_hot_experts(in, p, now, words);
+    say_moving_experts(in, p, now, words);
     say_expert_parallel(in, p, words);
   }
   say_prefill(in, p, now, words);
@@ -211,6 +215,23 @@ void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& 
       "hot experts on GPU: {} ({}), as many as help and fit: {:.2f} ms a step instead of {:.2f}",
       homes.on_gpu, in.routing.uniform() ? "no statistics: any" : "by measured frequency",
       milli(now.decode.step_seconds), milli(then)));
+}
+
+void say_moving_experts(const PlanInput& in, const Placement& p, const Prediction& now,
+                        Words& words) {
+  if (!p.room_to_move) return;
+  if (const auto why = why_experts_stay(p)) {
+    words.push_back(fmt::format(
+        "experts cannot move here while a server answers: {}; no memory is kept for it", *why));
+    return;
+  }
+  int64_t most = 0;
+  int n = 0;
+  for (const DeviceMemory& m : now.memory)
+    if (m.spare_bytes > most) most = m.spare_bytes, n = spare_experts(p, m.device);
+  words.push_back(
+      fmt::format("room for experts that move while a server answers: {} of {:.2f} MB on a device",
+                  n, static_cast<double>(most) * 1e-6 / n));
 }
 
 void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {

@@ -11,7 +11,7 @@
 
 #include "core/check.h"
 #include "model/cost.h"
-#include "offload/plan/assign.h"
+#include "offload/balance/assign.h"
 #include "offload/plan/layer_time.h"
 
 namespace tandem {

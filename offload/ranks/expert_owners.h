@@ -6,7 +6,7 @@
 
 #include "core/tensor.h"
 #include "gpu_kernels/nearest_replica.h"
-#include "offload/plan/rebalance.h"
+#include "offload/balance/rebalance.h"
 
 namespace tandem {
 

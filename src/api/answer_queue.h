@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/answer_stream.h"
+#include "scheduling/answer_stream.h"
 
 namespace tandem {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/answer_stream.h"
-#include "engine/request.h"
+#include "scheduling/answer_stream.h"
+#include "scheduling/request.h"
 #include "include/tandem.h"
 #include "text/chat_format.h"
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/kv_cache.h"
+#include "scheduling/kv_cache.h"
 #include "model/batch.h"
 #include "model/config.h"
 

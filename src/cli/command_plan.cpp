@@ -103,6 +103,7 @@ int plan_command(const Options& o) {
                              .experts = p.experts,
                              .kv = p.kv,
                              .redundant_experts = p.redundant_experts,
+                             .experts_move = p.experts_move,
                              .draft_tokens = p.draft_tokens,
                              .acceptance = p.acceptance};
   const RoutingStatistics routing =

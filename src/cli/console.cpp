@@ -12,7 +12,7 @@
 #include <iterator>
 #include <limits>
 
-#include "engine/stop_text.h"
+#include "scheduling/stop_text.h"
 #include "io/json.h"
 #include "io/load_jobs.h"
 

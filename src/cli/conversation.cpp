@@ -5,7 +5,7 @@
 
 #include "cli/console.h"
 #include "cli/options.h"
-#include "engine/answer_stream.h"
+#include "scheduling/answer_stream.h"
 
 namespace tandem {
 namespace {

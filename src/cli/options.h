@@ -6,7 +6,7 @@
 
 #include "bench/benchmark.h"
 #include "bench/serving/serving_bench.h"
-#include "engine/sampler.h"
+#include "scheduling/sampler.h"
 #include "loader/loaded_model.h"
 #include "offload/plan/workload.h"
 
@@ -35,6 +35,7 @@ struct PlanOptions {
   Objective objective = Objective::kLatency;
   double user_speed = 0, first_token_seconds = 0;
   std::optional<int> redundant_experts, draft_tokens;
+  bool experts_move = false;
   double acceptance = Workload{}.acceptance;
   std::string preset;  // empty, or the name of a workload_preset()
   bool batch_table = false;

@@ -36,6 +36,7 @@ Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector
                                      {"kv_bytes", m.kv_bytes},
                                      {"activation_bytes", m.activation_bytes},
                                      {"reserve_bytes", m.reserve_bytes},
+                                     {"spare_bytes", m.spare_bytes},
                                      {"free_bytes", m.free_bytes()}};
   for (const Change& change : changes) bring.push_back(change_report(change));
   Json report = {{"model", request.model_name},

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/plan_report.h"
-#include "offload/plan/assign.h"
+#include "offload/balance/assign.h"
 
 namespace tandem {
 

@@ -2,10 +2,10 @@
 // reading at deepseek.cpp; attention is in mla_attention.cpp, multi-token prediction in
 // deepseek_mtp.cpp.
 #pragma once
-#include "engine/kv_cache.h"
 #include "engine/mla_attention.h"
 #include "engine/pass.h"
 #include "ops/expert_pool.h"
+#include "scheduling/kv_cache.h"
 
 namespace tandem {
 

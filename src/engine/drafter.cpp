@@ -1,7 +1,7 @@
 #include "engine/drafter.h"
 
 #include "core/clock.h"
-#include "engine/lookup_drafts.h"
+#include "scheduling/lookup_drafts.h"
 #include "engine/mtp_drafts.h"
 
 namespace tandem {

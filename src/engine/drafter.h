@@ -3,9 +3,9 @@
 #include <map>
 #include <memory>
 
-#include "engine/draft_policy.h"
-#include "engine/draft_source.h"
 #include "engine/step_runner.h"
+#include "scheduling/draft_policy.h"
+#include "scheduling/draft_source.h"
 
 namespace tandem {
 

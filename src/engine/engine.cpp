@@ -10,6 +10,8 @@
 namespace tandem {
 namespace {
 
+constexpr size_t kMaxArrivedPages = 32;  // that wait for a step's end; R1: 144 MB
+
 // Pages in host memory of each replica.
 int n_host_pages(const StepRunner& model) {
   return model.host_pages() ? model.host_pages()->n_pages() : 0;
@@ -48,6 +50,8 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
   counts_.scheduler = replicas_.counts();
   homes_ = std::make_shared<ExpertHomes>(options.homes);
   check(!options.rebalance || options.expert_window > 0, "experts move by their use");
+  check(!options.prefixes || (options.keeps_pages && model.grid().n_ranks() == 1),
+        "pages of one rank's prefix cache");
   if (options.rebalance) rebalancer_.emplace(model, options.homes, *options.rebalance);
   if (options.expert_window == 0) return;
   const ModelConfig& config = model.config();
@@ -55,6 +59,11 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
   model.read_expert_uses(read_uses_);
   expert_window_.emplace(config, options.expert_window, read_uses_);
   expert_uses_ = std::make_shared<ExpertUses>(expert_window_->uses());
+}
+
+Engine::~Engine() {
+  stop();  // receivers of pages wait for nothing more
+  if (options_.prefixes) options_.prefixes->stop();
 }
 
 bool Engine::step() {
@@ -87,19 +96,22 @@ void Engine::run() {
   }
   take_orders();
   while (!running_.empty()) end(running_.begin()->first, FinishReason::kCancelled);
+  while (!arriving_.empty()) end_arriving(arriving_.begin(), FinishReason::kCancelled);
   deliver();
 }
 
 // Sleeps while there is nothing to do. Returns false after stop().
 bool Engine::wait_for_orders() {
-  constexpr std::chrono::milliseconds kMoving(5);  // experts are loaded meanwhile
+  constexpr std::chrono::milliseconds kMoving(5);      // experts are loaded meanwhile
+  constexpr std::chrono::milliseconds kArriving(100);  // a deadline may pass meanwhile
   const auto is_ordered = [&] {
-    return !replicas_.empty() || !orders_.requests.empty() || orders_.forget || stopped_;
+    return !replicas_.empty() || !orders_.requests.empty() || !orders_.pages.empty() ||
+           !orders_.arrived.empty() || orders_.forget || stopped_;
   };
   const auto moves = [&] { return rebalancer_ && rebalancer_->is_busy(); };
   std::unique_lock lock(mutex_);
-  ordered_.wait(lock, [&] { return is_ordered() || moves(); });
-  if (!is_ordered()) ordered_.wait_for(lock, kMoving, is_ordered);
+  ordered_.wait(lock, [&] { return is_ordered() || moves() || !arriving_.empty(); });
+  if (!is_ordered()) ordered_.wait_for(lock, moves() ? kMoving : kArriving, is_ordered);
   return !stopped_;
 }
 
@@ -108,24 +120,89 @@ void Engine::take_orders() {
   {
     const std::lock_guard lock(mutex_);
     std::swap(orders, orders_);
+    pages_taken_.notify_all();
   }
   for (auto& [id, request] : orders.requests) {
-    const auto n = static_cast<int>(request.request.prompt.size());
-    replicas_.add(id, request.request.prompt, n - request.first_scored.value_or(n - 1));
     auto receiver = std::make_shared<Receiver>(std::move(request.on_event));
-    running_.emplace(id, Running{.asked = std::move(request),
-                                 .receiver = std::move(receiver),
-                                 .sampler = nullptr,
-                                 .prompt = {},
-                                 .n_generated = 0,
-                                 .started = {}});
+    if (fetches(id, request))
+      arriving_.emplace(id, Arriving{std::move(request), std::move(receiver)});
+    else
+      begin(id, {std::move(request), std::move(receiver)});
   }
+  for (const ArrivedPage& page : orders.pages) adopt(page);
+  for (const SequenceId id : orders.arrived) arrived(id);
   for (const SequenceId id : orders.aborts) {
+    if (arriving_.erase(id) > 0) options_.prefixes->cancel(id);
     if (running_.erase(id) == 0) continue;
     replicas_.remove(id);
     drafter_.ended(id);
   }
   if (orders.forget) replicas_.forget_pages();
+}
+
+void Engine::begin(SequenceId id, Arriving request) {
+  EngineRequest& asked = request.asked;
+  const auto n = static_cast<int>(asked.request.prompt.size());
+  replicas_.add(id, asked.request.prompt, n - asked.first_scored.value_or(n - 1));
+  running_.emplace(id, Running{.asked = std::move(asked),
+                               .receiver = std::move(request.receiver),
+                               .sampler = nullptr,
+                               .prompt = {},
+                               .n_generated = 0,
+                               .n_given_pages = asked.first_page,
+                               .started = {}});
+}
+
+// Begins to fetch what the prefix cache does not have of a prompt. The last token is computed here,
+// for its logits, and tokens that are scored too.
+bool Engine::fetches(SequenceId id, const EngineRequest& request) {
+  if (!options_.prefixes || request.on_page) return false;
+  const std::vector<int32_t>& prompt = request.request.prompt;
+  const int n_here = request.first_scored.value_or(static_cast<int>(prompt.size()) - 1);
+  const int n = n_here / kPageSize * kPageSize;
+  const auto n_cached = static_cast<int>(std::min<int64_t>(n, replicas_.at(0).n_cached(prompt)));
+  if (n == n_cached || !options_.prefixes->pays(n - n_cached)) return false;
+  const auto page = [this, id](int index, std::vector<std::byte> keys) {
+    return push_page({id, index, std::move(keys)});
+  };
+  const auto ended = [this, id] {
+    const std::lock_guard lock(mutex_);
+    orders_.arrived.push_back(id);
+    ordered_.notify_one();
+  };
+  options_.prefixes->fetch(id, {prompt.begin(), prompt.begin() + n}, n_cached / kPageSize,
+                           {page, ended});
+  return true;
+}
+
+// From any thread. Returns whether more pages are needed.
+bool Engine::push_page(ArrivedPage page) {
+  std::unique_lock lock(mutex_);
+  const auto is_over = [&] { return stopped_ || !failure_.empty(); };
+  pages_taken_.wait(lock, [&] { return orders_.pages.size() < kMaxArrivedPages || is_over(); });
+  if (is_over()) return false;
+  orders_.pages.push_back(std::move(page));
+  ordered_.notify_one();
+  return true;
+}
+
+void Engine::adopt(const ArrivedPage& page) {
+  const auto it = arriving_.find(page.id);
+  if (it == arriving_.end()) return;
+  const std::vector<int32_t>& prompt = it->second.asked.request.prompt;
+  const bool fits = std::ssize(page.keys) == model_.key_bytes(cache_);
+  const bool is_there = fits && replicas_.at(0).adopt_page(prompt, page.index, [&](int32_t to) {
+    model_.write_page(cache_, to, page.keys);
+    drafter_.will_compute(0, std::span(&to, 1), 0, kPageSize);
+    n_fetched_tokens_ += kPageSize;
+  });
+  if (is_there) return;
+  options_.prefixes->cancel(page.id);  // later pages would not be found
+  arrived(page.id);
+}
+
+void Engine::arrived(SequenceId id) {
+  if (auto entry = arriving_.extract(id)) begin(id, std::move(entry.mapped()));
 }
 
 // A draft is accepted exactly if it equals the token that is then sampled, with the random number
@@ -217,6 +294,7 @@ void Engine::forward(const Plan& plan) {
 void Engine::sample(const Plan& plan) {
   find_rows(plan);
   for (int i = 0; i < replicas_.n(); ++i) replicas_.at(i).computed();
+  give_pages(plan);
   n_sampled_ = 0;
   std::vector<TokenChooser::Use> uses;
   uses.reserve(rows_.size());
@@ -236,6 +314,21 @@ void Engine::copy_pages(int replica) {
   SwapRates rates = model_.host_pages()->rates();
   rates.computed_tokens_per_second = speed_.tokens_per_second();
   replicas_.set_rates(rates);
+}
+
+void Engine::give_pages(const Plan& plan) {
+  for (const Part& part : plan) {
+    Running& r = running_.at(part.id);
+    if (!r.asked.on_page) continue;
+    page_keys_.resize(model_.key_bytes(cache_));
+    const Scheduler& scheduler = replicas_.of(part.id);
+    const auto n_prompt = static_cast<int>(r.asked.request.prompt.size());
+    const int n_full = std::min(n_prompt, scheduler.n_computed(part.id)) / kPageSize;
+    for (; r.n_given_pages < n_full; ++r.n_given_pages) {
+      model_.read_page(cache_, scheduler.pages(part.id)[r.n_given_pages], page_keys_);
+      r.asked.on_page(r.n_given_pages, page_keys_);
+    }
+  }
 }
 
 // Lists the rows of logits in the order of the step's logits.
@@ -268,12 +361,15 @@ void Engine::fail_all(const std::string& why) {
     const std::lock_guard lock(mutex_);
     failure_ = why;
     std::swap(late, orders_);
+    pages_taken_.notify_all();
   }
   TokenEvent failure;
   failure.finish = FinishReason::kFailed;
   failure.error = why;
   for (auto& [id, r] : running_) events_.push_back({id, r.receiver, failure});
+  for (auto& [id, a] : arriving_) events_.push_back({id, a.receiver, failure});
   running_.clear();
+  arriving_.clear();
   for (auto& [id, request] : late.requests)
     events_.push_back({id, std::make_shared<Receiver>(std::move(request.on_event)), failure});
   deliver();
@@ -367,6 +463,20 @@ void Engine::end_overdue() {
     const auto& [id, r] = *it++;
     if (r.asked.deadline && *r.asked.deadline <= now) end(id, FinishReason::kDeadline);
   }
+  for (auto it = arriving_.begin(); it != arriving_.end();) {
+    const auto entry = it++;
+    const auto& deadline = entry->second.asked.deadline;
+    if (deadline && *deadline <= now) end_arriving(entry, FinishReason::kDeadline);
+  }
+}
+
+// Ends a request before it is scheduled.
+void Engine::end_arriving(std::map<SequenceId, Arriving>::iterator entry, FinishReason reason) {
+  TokenEvent event;
+  event.finish = reason;
+  events_.push_back({entry->first, entry->second.receiver, std::move(event)});
+  options_.prefixes->cancel(entry->first);
+  arriving_.erase(entry);
 }
 
 void Engine::end(SequenceId id, FinishReason reason) {
@@ -408,6 +518,7 @@ void Engine::count_step() {
     counts_.replicas.clear();
     for (int i = 0; i < replicas_.n(); ++i) counts_.replicas.push_back(replicas_.at(i).counts());
   }
+  counts_.n_fetched_tokens = n_fetched_tokens_;
   if (n_tokens_ == 0) return;
   ++counts_.n_steps;
   counts_.n_computed_tokens += n_tokens_;
@@ -446,6 +557,7 @@ bool Engine::rebalance() {
 SequenceId Engine::submit(EngineRequest request) {
   require_runnable(request, model_.config().vocab, context_, vocabulary_);
   check(!request.on_logits || request.request.max_new_tokens == 0, "logits or an answer");
+  check(!request.on_page || model_.grid().n_ranks() == 1, "pages of one rank");
   const std::lock_guard lock(mutex_);
   require_run(failure_.empty(), "{}", failure_);
   orders_.requests.emplace_back(++last_id_, std::move(request));
@@ -477,6 +589,7 @@ std::shared_ptr<const ExpertUses> Engine::expert_uses() const {
 void Engine::stop() {
   const std::lock_guard lock(mutex_);
   stopped_ = true;
+  pages_taken_.notify_all();
   ordered_.notify_one();
 }
 

@@ -10,15 +10,16 @@
 #include <optional>
 
 #include "engine/drafter.h"
-#include "engine/expert_window.h"
-#include "engine/output_thread.h"
 #include "engine/rebalancer.h"
-#include "engine/replicas.h"
-#include "engine/request.h"
 #include "engine/step_arrays.h"
 #include "engine/step_runner.h"
 #include "engine/token_chooser.h"
-#include "engine/token_constraint.h"
+#include "scheduling/expert_window.h"
+#include "scheduling/output_thread.h"
+#include "scheduling/prefix_source.h"
+#include "scheduling/replicas.h"
+#include "scheduling/request.h"
+#include "scheduling/token_constraint.h"
 
 namespace tandem {
 
@@ -29,6 +30,7 @@ struct EngineCounts {
   int64_t n_steps = 0;
   int64_t n_computed_tokens = 0;  // in all steps, prompt tokens included
   int64_t n_generated_tokens = 0;
+  int64_t n_fetched_tokens = 0;                // of prompts, computed by another server
   std::array<int64_t, kStepSizes> steps_of{};  // [i]: steps of 2^(i-1) + 1 to 2^i tokens
 };
 
@@ -47,12 +49,16 @@ class Engine {
     // How experts move between ranks; for a model with a mover(), and an expert_window.
     // Empty: they stay.
     std::optional<Rebalancer::Options> rebalance = {};
+    // Fetches the keys of prompts, into the prefix cache of one rank; null: all are computed here.
+    PrefixSource* prefixes = nullptr;
   };
 
   // All references outlive the engine, which alone uses the cache. The vocabulary may be smaller
   // than the model's. Throws Error when the context does not fit the cache.
   Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
          Options options);
+  ~Engine();
+  Engine(const Engine&) = delete;
 
   // Thread-safe. Throws Error for a request that can never run, and RunError once run() has failed.
   // Calls on_event until the answer has ended, the last time with a FinishReason.
@@ -100,7 +106,18 @@ class Engine {
     std::unique_ptr<Sampler> sampler;  // created with the first token
     std::vector<ScoredToken> prompt;   // prompt tokens scored so far
     int n_generated = 0;
+    int n_given_pages = 0;      // for on_page
     Clock::time_point started;  // start of its first step
+  };
+  // A request whose first pages are fetched. It is scheduled when no more of them come.
+  struct Arriving {
+    EngineRequest asked;
+    std::shared_ptr<Receiver> receiver;
+  };
+  struct ArrivedPage {
+    SequenceId id;
+    int index;
+    std::vector<std::byte> keys;
   };
   // A row of the step's logits: the distribution of the token after `position` of a sequence.
   struct LogitsRow {
@@ -119,6 +136,8 @@ class Engine {
   struct Orders {
     std::vector<std::pair<SequenceId, EngineRequest>> requests;
     std::vector<SequenceId> aborts;
+    std::vector<ArrivedPage> pages;
+    std::vector<SequenceId> arrived;  // of which no more pages come
     bool forget = false;
   };
   // What a replica computes of a sequence in this step.
@@ -129,6 +148,12 @@ class Engine {
 
   bool wait_for_orders();
   void take_orders();
+  void begin(SequenceId id, Arriving request);
+  void end_arriving(std::map<SequenceId, Arriving>::iterator entry, FinishReason reason);
+  bool fetches(SequenceId id, const EngineRequest& request);
+  void adopt(const ArrivedPage& page);
+  void arrived(SequenceId id);
+  bool push_page(ArrivedPage page);
   void end_overdue();
   const Plan& schedule();
   void draft();
@@ -141,6 +166,7 @@ class Engine {
 
   void add_parts(int replica);
   void copy_pages(int replica);
+  void give_pages(const Plan& plan);
   void find_rows(const Plan& plan);
   Sampler* sampler_of(const LogitsRow& row);
   void use_row(const LogitsRow& row, size_t index);
@@ -164,13 +190,16 @@ class Engine {
   Drafter drafter_;
   ComputingSpeed speed_;
   std::map<SequenceId, Running> running_;  // the requests in replicas_
-  Plan parts_;                             // of this step
-  std::vector<StepArrays> steps_;          // [replicas] of this step
-  std::vector<Batch> batches_;             // [replicas] of this step
-  int n_tokens_ = 0;                       // of all replicas in this step
-  std::vector<LogitsRow> rows_;            // rows of logits of this step
-  int n_sampled_ = 0;                      // tokens sampled in this step
-  std::vector<Event> events_;              // events of this step
+  std::map<SequenceId, Arriving> arriving_;
+  std::vector<std::byte> page_keys_;  // that are given to a request
+  int64_t n_fetched_tokens_ = 0;
+  Plan parts_;                     // of this step
+  std::vector<StepArrays> steps_;  // [replicas] of this step
+  std::vector<Batch> batches_;     // [replicas] of this step
+  int n_tokens_ = 0;               // of all replicas in this step
+  std::vector<LogitsRow> rows_;    // rows of logits of this step
+  int n_sampled_ = 0;              // tokens sampled in this step
+  std::vector<Event> events_;      // events of this step
   std::future<void> masks_ready_;
   std::optional<ExpertWindow> expert_window_;  // empty: uses of experts are not counted
   std::vector<uint32_t> read_uses_;            // [n_all_layers * n_experts]
@@ -178,7 +207,7 @@ class Engine {
   std::shared_ptr<const ExpertHomes> homes_;  // without a rebalancer
 
   mutable std::mutex mutex_;  // guards the members below
-  std::condition_variable ordered_;
+  std::condition_variable ordered_, pages_taken_;
   Orders orders_;
   bool stopped_ = false;
   std::string failure_;  // why run() failed; empty: it has not

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "offload/plan/rebalance.h"
+#include "offload/balance/rebalance.h"
 
 namespace tandem {
 

@@ -1,8 +1,8 @@
 // Pages of host memory for preempted sequences. Copies what the scheduler decides.
 #pragma once
-#include "engine/kv_cache.h"
-#include "engine/swapping.h"
 #include "ops/device.h"
+#include "scheduling/kv_cache.h"
+#include "scheduling/swapping.h"
 
 namespace tandem {
 

@@ -14,9 +14,9 @@
 #include <memory>
 #include <optional>
 
-#include "engine/draft_source.h"
 #include "engine/step_arrays.h"
 #include "engine/step_runner.h"
+#include "scheduling/draft_source.h"
 
 namespace tandem {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "offload/plan/hot_experts.h"
+#include "offload/balance/hot_experts.h"
 
 namespace tandem {
 

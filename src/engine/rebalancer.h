@@ -8,8 +8,8 @@
 #include <string>
 
 #include "core/clock.h"
-#include "engine/expert_loads.h"
 #include "engine/step_runner.h"
+#include "scheduling/expert_loads.h"
 
 namespace tandem {
 

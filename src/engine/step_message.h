@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "engine/deepseek.h"
-#include "engine/swapping.h"
-#include "offload/plan/rebalance.h"
+#include "offload/balance/rebalance.h"
 #include "ops/device.h"
+#include "scheduling/swapping.h"
 
 namespace tandem {
 

@@ -145,6 +145,31 @@ void StepRunner::copy_page(KvCache& cache, int replica, const PageCopy& copy) {
   });
 }
 
+int64_t StepRunner::key_bytes(const KvCache& cache) const {
+  int64_t bytes = 0;
+  cache.for_each_piece(0, config().n_layers,
+                       [&](std::span<std::byte> piece) { bytes += std::ssize(piece); });
+  return bytes;
+}
+
+void StepRunner::read_page(const KvCache& cache, int32_t page, std::span<std::byte> keys) {
+  check(grid_.n_ranks() == 1 && std::ssize(keys) == key_bytes(cache), "a page of one rank");
+  cache.for_each_piece(page, config().n_layers, [&](std::span<std::byte> piece) {
+    parts_.device.copy(piece.data(), std::ssize(piece), keys.data());
+    keys = keys.subspan(piece.size());
+  });
+  parts_.device.wait();
+}
+
+void StepRunner::write_page(const KvCache& cache, int32_t page, ConstBytes keys) {
+  check(grid_.n_ranks() == 1 && std::ssize(keys) == key_bytes(cache), "a page of one rank");
+  cache.for_each_piece(page, config().n_layers, [&](std::span<std::byte> piece) {
+    parts_.device.copy(keys.data(), std::ssize(piece), piece.data());
+    keys = keys.subspan(piece.size());
+  });
+  parts_.device.wait();  // the caller's memory may go away
+}
+
 // Holds the channel while this rank computes what it has announced.
 StepChannel::Turn StepRunner::announced(StepMessage message) const {
   if (!channel_) return {};

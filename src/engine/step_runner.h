@@ -46,6 +46,12 @@ class StepRunner {
   // Copies a page of a replica's cache; later steps see its result.
   void copy_page(KvCache& cache, int replica, const PageCopy& copy);
 
+  // The keys of a page of the cache in the model's layers, without those for multi-token
+  // prediction, in the order of for_each_piece(), after the steps before. Where there is one rank.
+  int64_t key_bytes(const KvCache& cache) const;  // of a page
+  void read_page(const KvCache& cache, int32_t page, std::span<std::byte> keys);
+  void write_page(const KvCache& cache, int32_t page, ConstBytes keys);
+
   // Which tokens read_logits() draws from now on.
   void set_vocabulary(const DrawnVocabulary& vocabulary);
   // Whether read_logits() can draw tokens.

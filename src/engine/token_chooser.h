@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/sampler.h"
 #include "engine/step_runner.h"
+#include "scheduling/sampler.h"
 
 namespace tandem {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "engine/kv_cache.h"
+#include "scheduling/kv_cache.h"
 #include "loader/pack_weights.h"
 #include "loader/spare_experts.h"
-#include "offload/plan/hot_experts.h"
+#include "offload/balance/hot_experts.h"
 #include "offload/plan/placement_json.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"

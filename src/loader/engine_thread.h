@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "engine/engine.h"
-#include "engine/output_thread.h"
+#include "scheduling/output_thread.h"
 #include "loader/loaded_model.h"
 #include "text/tokenizer.h"
 

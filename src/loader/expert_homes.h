@@ -1,6 +1,6 @@
 // Where the routed experts are once a model is loaded, for statistics.
 #pragma once
-#include "engine/expert_loads.h"
+#include "scheduling/expert_loads.h"
 #include "model/config.h"
 #include "offload/plan/executed_parts.h"
 

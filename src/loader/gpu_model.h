@@ -7,7 +7,7 @@
 #include "comm/group.h"
 #include "core/progress_watch.h"
 #include "engine/expert_mover.h"
-#include "engine/output_thread.h"
+#include "scheduling/output_thread.h"
 #include "engine/step_runner.h"
 #include "io/load_jobs.h"
 #include "io/weight_store.h"

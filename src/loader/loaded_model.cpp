@@ -13,7 +13,7 @@
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
 #include "loader/mtp_layers.h"
-#include "offload/plan/hot_experts.h"
+#include "offload/balance/hot_experts.h"
 #include "offload/plan/workload.h"
 
 namespace tandem {

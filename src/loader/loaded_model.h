@@ -4,9 +4,9 @@
 #include <string>
 
 #include "core/progress_watch.h"
-#include "engine/drafting.h"
+#include "scheduling/drafting.h"
 #include "engine/host_pages.h"
-#include "engine/sampler.h"
+#include "scheduling/sampler.h"
 #include "engine/step_runner.h"
 #include "loader/decision.h"
 #include "loader/expert_homes.h"

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "engine/expert_mover.h"
-#include "engine/output_thread.h"
+#include "scheduling/output_thread.h"
 #include "io/load_jobs.h"
 #include "loader/spare_experts.h"
 #include "model/backbone_share.h"

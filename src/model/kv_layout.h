@@ -11,7 +11,7 @@ namespace tandem {
 constexpr int kPageSize = 64;  // tokens in a page of the cache
 
 // Bytes per token and layer of the FP8 KV cache, which exists on GPUs only. Its layout is in
-// gpu_kernels/attention.h.
+// gpu_kernels/attention/attention.h.
 constexpr int kFp8TokenBytes = 656;
 // Whether a token's latent and rotary key fit into kFp8TokenBytes; true for all DeepSeek models.
 bool takes_fp8_cache(const MlaConfig& mla);

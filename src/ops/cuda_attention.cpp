@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "gpu_kernels/attention.h"
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/attention/attention.h"
+#include "gpu_kernels/products/products.h"
 #include "model/kv_layout.h"
 #include "ops/cuda_weights.h"
 

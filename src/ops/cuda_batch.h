@@ -4,8 +4,8 @@
 #pragma once
 #include <span>
 
-#include "gpu_kernels/attention.h"
-#include "gpu_kernels/plain_attention.h"
+#include "gpu_kernels/attention/attention.h"
+#include "gpu_kernels/attention/plain_attention.h"
 #include "gpu_kernels/runtime.h"
 #include "model/batch.h"
 

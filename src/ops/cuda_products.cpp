@@ -4,7 +4,7 @@
 #include <set>
 
 #include "core/rounding.h"
-#include "gpu_kernels/plain_products.h"
+#include "gpu_kernels/products/plain_products.h"
 #include "gpu_kernels/router.h"
 #include "model/weights.h"
 #include "ops/cuda_weights.h"

@@ -10,7 +10,7 @@
 #include "core/memory.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/runtime.h"
-#include "gpu_kernels/weight.h"
+#include "gpu_kernels/products/weight.h"
 #include "model/weights.h"
 
 namespace tandem {

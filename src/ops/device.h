@@ -13,7 +13,7 @@
 namespace tandem {
 
 // How to draw the token of a row of logits. The numbers are those of SamplingParams in
-// engine/sampler.h.
+// scheduling/sampler.h.
 struct Draw {
   int32_t row;
   float temperature, top_p, min_p;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/request.h"
+#include "scheduling/request.h"
 #include "server/generation_request.h"
 #include "server/tool_calls.h"
 #include "text/tokenizer.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/answer_stream.h"
+#include "scheduling/answer_stream.h"
 #include "engine/engine.h"
 #include "server/answer_json.h"
 #include "server/api_error.h"

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "scheduling/sampler.h"
 #include "server/response_format.h"
 
 namespace tandem {

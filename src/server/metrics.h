@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/expert_loads.h"
+#include "scheduling/expert_loads.h"
 
 namespace tandem {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "engine/stop_text.h"
+#include "scheduling/stop_text.h"
 
 namespace tandem {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <variant>
 
-#include "engine/expert_loads.h"
+#include "scheduling/expert_loads.h"
 #include "server/answer_grammar.h"
 #include "server/api_error.h"
 #include "server/cors.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/stop_text.h"
+#include "scheduling/stop_text.h"
 
 namespace tandem {
 

@@ -4,7 +4,7 @@
 
 #include "bench/gpu/gpu_benches.h"
 #include "loader/gpu_model.h"
-#include "offload/hybrid_experts.h"
+#include "offload/gpu/hybrid_experts.h"
 #include "ops/cuda_device.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"

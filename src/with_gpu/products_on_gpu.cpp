@@ -2,7 +2,7 @@
 
 #include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"
-#include "gpu_kernels/products.h"
+#include "gpu_kernels/products/products.h"
 #include "loader/gpu_model.h"
 #include "model/cost.h"
 #include "with_gpu/cublas.h"

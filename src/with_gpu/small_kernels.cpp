@@ -4,7 +4,7 @@
 
 #include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"
-#include "gpu_kernels/attention.h"
+#include "gpu_kernels/attention/attention.h"
 #include "gpu_kernels/kernels.h"
 #include "loader/gpu_model.h"
 #include "model/rope.h"

@@ -5,7 +5,7 @@
 #include "bench/benchmark.h"
 #include "bench/parts/attention_variants.h"
 #include "bench/random_inputs.h"
-#include "engine/kv_cache.h"
+#include "scheduling/kv_cache.h"
 #include "model/cost.h"
 #include "model/rope.h"
 #include "ops/cpu_ops.h"

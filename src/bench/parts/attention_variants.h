@@ -10,7 +10,7 @@
 #pragma once
 #include "bench/benchmark.h"
 #include "core/team.h"
-#include "engine/kv_cache.h"
+#include "scheduling/kv_cache.h"
 #include "model/batch.h"
 #include "model/rope.h"
 #include "model/weight_format.h"

@@ -1,0 +1,147 @@
+// Norms, element-wise kernels and conversions with AVX2, FMA and F16C.
+#include "cpu_kernels/avx2/lanes.h"
+#include "cpu_kernels/kernels.h"
+
+namespace tandem::cpu {
+namespace {
+
+// Widens eight E4M3 codes. (magnitude << 7 | sign << 8) is the half-precision number 2^-8 times the
+// value, subnormals included; vcvtph2ps converts it exactly. The loader rejects the NaN code.
+__m256 widen_e4m3(__m128i codes) {
+  const __m128i wide = _mm_cvtepu8_epi16(codes);
+  const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
+  const __m128i sign =
+      _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16(static_cast<short>(0x8000)));
+  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(magnitude, sign)), _mm256_set1_ps(256));
+}
+
+struct LoadF16 {
+  static constexpr int kBytes = 2;
+  static __m256 load(const void* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+};
+struct LoadE4m3 {
+  static constexpr int kBytes = 1;
+  static __m256 load(const void* p) {
+    return widen_e4m3(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  }
+};
+
+template <class Load>
+void widen(const void* from, int64_t n, float* to) {
+  const char* p = static_cast<const char*>(from);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) _mm256_storeu_ps(to + i, Load::load(p + i * Load::kBytes));
+  if (i == n) return;
+  alignas(32) char tail[32] = {};
+  __builtin_memcpy(tail, p + i * Load::kBytes, (n - i) * Load::kBytes);
+  _mm256_maskstore_ps(to + i, lane_mask(static_cast<int>(n - i)), Load::load(tail));
+}
+
+// acc[i][j] += x[i] . w[j] over n columns, lane by lane.
+template <int M, int N>
+void accumulate(const float* const* x, const float* w, int64_t w_stride, int n,
+                __m256 (&acc)[M][N]) {
+  int c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    __m256 xs[M];
+    for (int i = 0; i < M; ++i) xs[i] = _mm256_loadu_ps(x[i] + c);
+    for (int j = 0; j < N; ++j) {
+      const __m256 ws = _mm256_loadu_ps(w + j * w_stride + c);
+      for (int i = 0; i < M; ++i) acc[i][j] = _mm256_fmadd_ps(xs[i], ws, acc[i][j]);
+    }
+  }
+  if (c == n) return;
+  const __m256i mask = lane_mask(n - c);
+  for (int j = 0; j < N; ++j) {
+    const __m256 ws = _mm256_maskload_ps(w + j * w_stride + c, mask);
+    for (int i = 0; i < M; ++i)
+      acc[i][j] = _mm256_fmadd_ps(_mm256_maskload_ps(x[i] + c, mask), ws, acc[i][j]);
+  }
+}
+
+// Sums over the lanes of four vectors; the order of each sum does not depend on the other vectors.
+__m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+}
+
+float sum_lanes(__m256 a) { return _mm_cvtss_f32(sum_lanes(a, a, a, a)); }
+
+void rms_norm(const RmsNormArgs& a) {
+  __m256 acc[1][1] = {};
+  accumulate<1, 1>(&a.x, a.x, 0, a.n, acc);
+  const float scale = 1 / __builtin_sqrtf(sum_lanes(acc[0][0]) / static_cast<float>(a.n) + a.eps);
+  const __m256 s = _mm256_set1_ps(scale);
+  for (int i = 0; i < a.n; i += kLanes) {
+    const __m256i mask = lane_mask(a.n - i);
+    const __m256 x = _mm256_maskload_ps(a.x + i, mask), gain = _mm256_maskload_ps(a.gain + i, mask);
+    _mm256_maskstore_ps(a.out + i, mask, _mm256_mul_ps(_mm256_mul_ps(x, s), gain));
+  }
+}
+
+void silu_mul(const SiluMulArgs& a) {
+  for (int64_t i = 0; i < a.n; i += kLanes) {
+    const __m256i mask = lane_mask(static_cast<int>(a.n - i < kLanes ? a.n - i : kLanes));
+    const __m256 gate = _mm256_maskload_ps(a.gate + i, mask),
+                 up = _mm256_maskload_ps(a.up + i, mask);
+    const __m256 below =
+        _mm256_add_ps(_mm256_set1_ps(1), exp(_mm256_sub_ps(_mm256_setzero_ps(), gate)));
+    _mm256_maskstore_ps(a.out + i, mask, _mm256_mul_ps(_mm256_div_ps(gate, below), up));
+  }
+}
+
+void decode(const DecodeArgs& a) {
+  switch (a.type) {
+    case WeightType::kF32:
+      return widen<LoadF32>(a.from, a.n, a.to);
+    case WeightType::kF16:
+      return widen<LoadF16>(a.from, a.n, a.to);
+    case WeightType::kBF16:
+      return widen<LoadBf16>(a.from, a.n, a.to);
+    case WeightType::kF8E4M3:
+      return widen<LoadE4m3>(a.from, a.n, a.to);
+    case WeightType::kI8:
+    case WeightType::kI4:
+    case WeightType::kI4TwoLevel:
+      break;  // only exist packed
+  }
+}
+
+void encode_bf16(const EncodeBf16Args& a) {
+  int64_t i = 0;
+  for (; i + kLanes <= a.n; i += kLanes) {
+    const __m256 x = _mm256_loadu_ps(a.from + i);
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    const __m256i upper =
+        _mm256_srli_epi32(_mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded),
+                                                               _mm256_castsi256_ps(quiet), nan)),
+                          16);
+    const __m128i packed =
+        _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(a.to + i), packed);
+  }
+  alignas(32) float tail[kLanes] = {};
+  alignas(16) bf16 rounded[kLanes];
+  if (i == a.n) return;
+  __builtin_memcpy(tail, a.from + i, (a.n - i) * sizeof(float));
+  encode_bf16({tail, rounded, kLanes});
+  __builtin_memcpy(a.to + i, rounded, (a.n - i) * sizeof(bf16));
+}
+
+}  // namespace
+
+void install_avx2_elementwise(KernelTable& t) {
+  t.rms_norm = rms_norm;
+  t.silu_mul = silu_mul;
+  t.decode = decode;
+  t.encode_bf16 = encode_bf16;
+}
+
+}  // namespace tandem::cpu

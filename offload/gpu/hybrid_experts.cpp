@@ -1,0 +1,215 @@
+#include "offload/gpu/hybrid_experts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "core/run_error.h"
+#include "offload/gpu/cuda_even_batch.h"
+
+namespace tandem {
+namespace {
+
+constexpr const char* kFailed =
+    "an earlier step failed between the GPU and the CPU: start the program again";
+
+}  // namespace
+
+HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens)
+    : HybridExperts(config, parts, max_tokens,
+                    CudaExperts::places(config, parts.weights, parts.on_other_ranks)) {}
+
+HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens,
+                             const Places& places)
+    : parts_(parts),
+      stream_(parts.stream),
+      hand_off_(config, {places, parts.rows_on_cpu, max_tokens, parts.gpu_waits}, parts.stream),
+      trace_(parts.stream, config.n_all_layers()) {
+  for (const std::vector<int32_t>& of_layer : places) {
+    StepTrace::Layer& layer = layers_.emplace_back();
+    layer.on_gpu = std::any_of(of_layer.begin(), of_layer.end(), [](int32_t p) { return p >= 0; });
+    layer.on_cpu =
+        std::find(of_layer.begin(), of_layer.end(), ExpertPlaces::kOnCpu) != of_layer.end();
+  }
+}
+
+// Hands the batch down and starts the GPU's own experts.
+Ticket HybridExperts::start(const ExpertBatch& batch) {
+  require_not_failed();
+  const Ticket ticket = batch.micro_batch;
+  require_run(batches_[ticket].x.empty(), kFailed);  // left by an error
+  batches_[ticket] = batch;
+  const StepTrace::Layer& layer = layers_[batch.layer];
+  ExpertBatch on_gpu = batch;
+  trace_.stamp(batch.layer, ticket, StepTrace::kEntered);
+  if (layer.on_cpu) {
+    hand_off_.hand_down(batch);
+    on_gpu.routing.ids = hand_off_.gpu_ids(rows_of(batch));
+  } else if (layer.on_gpu && !parts_.on_other_ranks.empty()) {
+    on_gpu.routing.ids = hand_off_.placed(batch);
+  }
+  trace_.stamp(batch.layer, ticket, StepTrace::kHandedDown);
+  if (layer.on_gpu) parts_.on_gpu.submit(on_gpu);
+  trace_.stamp(batch.layer, ticket, StepTrace::kSubmitted);
+  return ticket;
+}
+
+bool HybridExperts::waits(Ticket ticket) {
+  const ExpertBatch& batch = batches_[ticket];
+  trace_.stamp(batch.layer, ticket, StepTrace::kSharedDone);
+  return cpu_computes(batch);
+}
+
+void HybridExperts::add_to(Ticket ticket, TensorView y) {
+  const ExpertBatch batch = std::exchange(batches_[ticket], {});
+  const int layer = batch.layer;
+  trace_.stamp(layer, ticket, StepTrace::kResumed);
+  if (layers_[layer].on_gpu) parts_.on_gpu.add_to(ticket, y);
+  trace_.stamp(layer, ticket, StepTrace::kOwnDone);
+  if (cpu_computes(batch))
+    add_from_cpu(layer, rows_of(batch), ticket, y);
+  else if (layers_[layer].on_cpu)
+    share(batch, ticket, y);
+  else
+    trace_.stamp(layer, ticket, StepTrace::kSumSeen);
+  trace_.stamp(layer, ticket, StepTrace::kLeft);
+}
+
+bool HybridExperts::streams(int64_t n_tokens) const {
+  return division_.stream_from > 0 && n_tokens >= division_.stream_from && !stream_.is_recording();
+}
+
+// Whether the CPU computes all experts of the batch that the GPU does not have.
+bool HybridExperts::cpu_computes(const ExpertBatch& batch) const {
+  return layers_[batch.layer].on_cpu && !streams(batch.x.rows);
+}
+
+// Decode steps of one replica are divided, where each micro-batch has a sequence.
+int HybridExperts::micro_batches(std::span<const Batch> replicas, bool is_decode) const {
+  const auto n_sequences = std::ssize(replicas[0].sequences);
+  const bool divides = replicas.size() == 1 && is_decode && division_.micro_batches_from > 0 &&
+                       n_sequences >= std::max(2, division_.micro_batches_from) &&
+                       !streams(replicas[0].n());
+  return divides ? 2 : 1;
+}
+
+// The kernels that wait for the sum are enqueued before it is computed, so the GPU needs no further
+// launches to continue. Where it must not wait, they find the sum there.
+void HybridExperts::add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y) {
+  constexpr int kMaxPollingRows = 32;
+  if (!parts_.gpu_waits) serve_or_give_up(layer, rows, ticket);
+  if (rows.n <= kMaxPollingRows && !trace_.records()) {
+    hand_off_.add_next_sum(rows, y);
+  } else {
+    hand_off_.await_sum();
+    trace_.stamp(layer, ticket, StepTrace::kSumSeen);
+    hand_off_.add_sum(rows, y);
+  }
+  if (parts_.gpu_waits && !stream_.is_recording()) serve_or_give_up(layer, rows, ticket);
+}
+
+void HybridExperts::serve_or_give_up(int layer, StepRows rows, Ticket ticket) {
+  try {
+    serve_layer(layer, rows, ticket);
+  } catch (...) {
+    give_up(1);
+    throw;
+  }
+}
+
+// Computes the CPU's part of one layer, once the GPU has handed it down.
+void HybridExperts::serve_layer(int layer, StepRows rows, Ticket ticket) {
+  const double waits = StepTrace::now();
+  hand_off_.await_batch(layer, parts_.team, parts_.patience);
+  const double begins = StepTrace::now();
+  const Ticket on_cpu = parts_.on_cpu.submit(hand_off_.batch(layer, rows));
+  const TensorView sum = hand_off_.sum(rows);
+  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
+  parts_.on_cpu.add_to(on_cpu, sum);
+  hand_off_.raise_sum();
+  trace_.add_cpu(layer, ticket, {waits, begins, StepTrace::now()});
+}
+
+// The same for a layer with streamed experts. The GPU waits for the link only, so an error does not
+// block it.
+void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y) {
+  const StepRows rows = rows_of(batch);
+  streamed_ = true;
+  division_.streaming->prefetch(batch.layer);
+  const double waits = StepTrace::now();
+  try {
+    hand_off_.await_batch(batch.layer, parts_.team, parts_.patience);
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+  const double begins = StepTrace::now();
+  division_.streaming->add_to({batch, hand_off_.batch(batch.layer, rows), hand_off_.sum(rows)}, y);
+  trace_.add_cpu(batch.layer, ticket, {waits, begins, StepTrace::now()});
+}
+
+void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
+  auto n_left = step.n * static_cast<int>(std::count_if(layers_.begin() + layers.first,
+                                                        layers_.begin() + layers.end,
+                                                        [](const auto& l) { return l.on_cpu; }));
+  try {
+    require_not_failed();
+    for (int layer = layers.first; layer < layers.end; ++layer) {
+      if (!layers_[layer].on_cpu) continue;
+      for (const Batch& batch : step) {
+        serve_layer(layer, rows_of(batch), batch.micro_batch);
+        --n_left;
+      }
+    }
+  } catch (...) {
+    give_up(n_left);
+    throw;
+  }
+}
+
+void HybridExperts::end_step(LayerRange layers, const MicroBatches& step) {
+  ExpertPool::end_step(layers, step);
+  trace_.end_step(layers, layers_, step, std::exchange(streamed_, false));
+}
+
+void HybridExperts::require_not_failed() const { require_run(!failed_, kFailed); }
+
+// Releases the GPU from waiting for this many sums.
+void HybridExperts::give_up(int n_sums) {
+  failed_ = true;
+  for (int i = 0; i < n_sums; ++i) hand_off_.raise_sum();
+}
+
+int HybridExperts::measured_crossover(int max_tokens, CudaStreaming& streaming) {
+  const int least = std::min(32, max_tokens);
+  const auto first =
+      std::find_if(layers_.begin(), layers_.end(), [](const auto& layer) { return layer.on_cpu; });
+  const auto layer = static_cast<int>(first - layers_.begin());
+  const ModelConfig& c = streaming.config();
+  std::vector<int> all(c.router.n_experts);
+  std::iota(all.begin(), all.end(), 0);
+  const EvenBatch batch(c, max_tokens, all);
+  const Division before = division_;
+  const auto seconds_once = [&](int n, bool streamed) {
+    division_ = {.stream_from = streamed ? 1 : 0, .streaming = &streaming};
+    const double start = StepTrace::now();
+    add_to(submit(batch.of(layer, n)), batch.y(n));
+    stream_.wait();
+    return StepTrace::now() - start;
+  };
+  // The faster of two runs, because a disturbance would affect all later prompts.
+  const auto seconds = [&](int n, bool streamed) {
+    const double once = seconds_once(n, streamed);
+    return std::min(once, seconds_once(n, streamed));
+  };
+  int found = 0;
+  for (const bool streamed : {false, true}) seconds_once(least, streamed);
+  for (int n = least; n <= max_tokens && found == 0; n *= 2)
+    if (seconds(n, true) < seconds(n, false)) found = n;
+  division_ = before;
+  streamed_ = false;
+  return found;
+}
+
+}  // namespace tandem

@@ -1,0 +1,37 @@
+// Another server computes the keys of prompts: pages of the KV cache that arrive while this engine
+// computes the steps of other requests. Arrived pages are pages of the prefix cache, so whatever is
+// missing is computed here, and no answer depends on it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace tandem {
+
+class PrefixSource {
+ public:
+  // Both may be called from any thread.
+  struct Receiver {
+    // The keys of page `index` of the prompt, as StepRunner::read_page() gives them. Pages come
+    // in ascending order. Waits while too many pages have not been taken over; returns false if no
+    // more are needed.
+    std::function<bool(int index, std::vector<std::byte> keys)> page;
+    // Called once, after the last page: nothing more comes.
+    std::function<void()> ended;
+  };
+
+  virtual ~PrefixSource() = default;
+  // Whether fetching the keys of n tokens is worth a request.
+  virtual bool pays(int64_t n_tokens) const = 0;
+  // Begins to fetch the keys of `tokens`, a whole number of pages, from page first_page on, and
+  // returns. Whatever goes wrong ends the fetch early.
+  virtual void fetch(uint64_t id, std::vector<int32_t> tokens, int first_page,
+                     Receiver receiver) = 0;
+  // The pages of this fetch are no longer needed. Its receiver may still be called.
+  virtual void cancel(uint64_t id) = 0;
+  // Ends all fetches, and returns when no receiver is called any more.
+  virtual void stop() = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,195 @@
+// Prompts whose keys another engine computes: the same text as without, whatever becomes of the
+// other one.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "scheduling/prefix_source.h"
+#include "tests/running_engine.h"
+
+namespace tandem::test {
+namespace {
+
+// Fetches pages from an engine of this process.
+class OtherEngine : public PrefixSource {
+ public:
+  explicit OtherEngine(RunningEngine& engine) : engine_(engine) {}
+
+  bool pays(int64_t n_tokens) const override { return n_tokens >= least; }
+  void fetch(uint64_t id, std::vector<int32_t> tokens, int first_page, Receiver receiver) override {
+    ++n_fetches;
+    ids.push_back(id);
+    n_wanted += static_cast<int>(tokens.size()) - first_page * kPageSize;
+    if (silent) {
+      receivers.push_back(std::move(receiver));
+      return;
+    }
+    EngineRequest request;
+    request.request.prompt = std::move(tokens);
+    request.request.max_new_tokens = 1;
+    request.first_page = first_page;
+    request.on_page = [this, receiver](int index, std::span<const std::byte> keys) {
+      if (n_pages++ >= most_pages) return;
+      std::vector<std::byte> bytes(keys.begin(), keys.end() - (cuts_pages ? 1 : 0));
+      const std::lock_guard lock(calling_);
+      if (!stopped_) receiver.page(index, std::move(bytes));
+    };
+    request.on_event = [this, receiver](const TokenEvent& event) {
+      const std::lock_guard lock(calling_);
+      if (event.finish && !stopped_) receiver.ended();
+      return true;
+    };
+    engine_->submit(std::move(request));
+  }
+  void cancel(uint64_t) override { ++n_cancelled; }
+  void stop() override {
+    const std::lock_guard lock(calling_);
+    stopped_ = true;
+  }
+
+  int64_t least = kPageSize;
+  int most_pages = 1 << 30;
+  bool cuts_pages = false, silent = false;
+  std::atomic<int> n_fetches = 0, n_pages = 0, n_wanted = 0, n_cancelled = 0;
+  std::vector<uint64_t> ids;
+  std::vector<Receiver> receivers;  // of fetches that do not begin
+
+ private:
+  RunningEngine& engine_;
+  std::mutex calling_;  // a receiver
+  bool stopped_ = false;
+};
+
+std::string long_text(int first) {
+  std::string text = "Tell me. ";
+  for (int i = first; i < first + 40; ++i) text += fmt::format("What is {} + {}? ", i, 1000 - i);
+  return text + "What is 478 + 356?";
+}
+
+// Answers of an engine that computes all.
+std::vector<std::string> computed_alone(const std::vector<std::string>& asked) {
+  RunningEngine engine({});
+  std::vector<std::string> texts;
+  for (const std::string& text : asked) texts.push_back(engine.submit(question(text)).get().text);
+  return texts;
+}
+
+int pages_before_last(const Asked& asked) {
+  return (static_cast<int>(asked.request.prompt.size()) - 1) / kPageSize;
+}
+
+TEST(EnginePrefix, TextIsThatOfOneEngine) {
+  const std::vector<std::string> asked = {long_text(0), long_text(500), "What is 1 + 2?"};
+  const std::vector<std::string> expected = computed_alone(asked);
+  for (const int draft_tokens : {0, 2}) {
+    RunningEngine prefill({});
+    OtherEngine other(prefill);
+    RunningEngine decode(
+        {.draft_tokens = draft_tokens, .draft = DraftChoice::kMtp, .prefixes = &other});
+    std::vector<std::future<Ending>> endings;
+    int n_pages = 0;
+    for (const std::string& text : asked) {
+      const Asked request = question(text);
+      n_pages += pages_before_last(request);
+      endings.push_back(decode.submit(request));
+    }
+    for (size_t i = 0; i < asked.size(); ++i) {
+      const Ending ending = endings[i].get();
+      EXPECT_EQ(ending.text, expected[i]) << i;
+      EXPECT_EQ(ending.cached_tokens, pages_before_last(question(asked[i])) * kPageSize) << i;
+    }
+    EXPECT_GT(n_pages, 10);
+    EXPECT_EQ(other.n_pages, n_pages);
+    EXPECT_EQ(decode->counts().n_fetched_tokens, n_pages * kPageSize);
+    EXPECT_EQ(prefill->counts().n_fetched_tokens, 0);
+
+    // What is in the cache is not fetched again.
+    const int n_fetches = other.n_fetches;
+    EXPECT_EQ(decode.submit(question(asked[0])).get().text, expected[0]);
+    EXPECT_EQ(other.n_fetches, n_fetches);
+    // And of a prompt that goes on differently, only what follows.
+    const Asked longer = question(long_text(0) + long_text(700));
+    other.n_wanted = 0;
+    EXPECT_FALSE(decode.submit(longer).get().text.empty());
+    EXPECT_EQ(other.n_fetches, n_fetches + 1);
+    EXPECT_LT(other.n_wanted, pages_before_last(longer) * kPageSize);
+    EXPECT_GT(other.n_wanted, 0);
+  }
+}
+
+TEST(EnginePrefix, PagesThatDoNotComeAreComputedHere) {
+  const std::vector<std::string> asked = {long_text(0)};
+  const std::vector<std::string> expected = computed_alone(asked);
+  for (const int n : {0, 1, 5}) {
+    RunningEngine prefill({});
+    OtherEngine other(prefill);
+    other.most_pages = n;
+    RunningEngine decode({.prefixes = &other});
+    const Ending ending = decode.submit(question(asked[0])).get();
+    EXPECT_EQ(ending.text, expected[0]) << n;
+    EXPECT_EQ(ending.cached_tokens, n * kPageSize);
+    EXPECT_EQ(decode->counts().n_fetched_tokens, n * kPageSize);
+  }
+  RunningEngine prefill({});
+  OtherEngine other(prefill);
+  other.cuts_pages = true;
+  RunningEngine decode({.prefixes = &other});
+  const Ending ending = decode.submit(question(asked[0])).get();
+  EXPECT_EQ(ending.text, expected[0]);
+  EXPECT_EQ(ending.cached_tokens, 0) << "pages of another size are not used";
+  EXPECT_EQ(other.n_cancelled, 1);
+}
+
+TEST(EnginePrefix, ShortPromptsAreComputedHere) {
+  RunningEngine prefill({});
+  OtherEngine other(prefill);
+  other.least = 1 << 20;
+  RunningEngine decode({.prefixes = &other});
+  EXPECT_EQ(decode.submit(question(long_text(0))).get().text, computed_alone({long_text(0)})[0]);
+  EXPECT_EQ(other.n_fetches, 0);
+}
+
+// The cache is too small for what arrives beside what runs: the rest is computed when there is
+// room.
+TEST(EnginePrefix, ACacheThatIsFullTakesNoMorePages) {
+  const std::vector<std::string> asked = {long_text(0), long_text(500), long_text(900)};
+  const std::vector<std::string> expected = computed_alone(asked);
+  RunningEngine prefill({});
+  OtherEngine other(prefill);
+  RunningEngine decode({.kv_tokens = 1280, .context = 1280, .prefixes = &other});
+  std::vector<std::future<Ending>> endings;
+  for (const std::string& text : asked) endings.push_back(decode.submit(question(text)));
+  for (size_t i = 0; i < asked.size(); ++i) EXPECT_EQ(endings[i].get().text, expected[i]) << i;
+}
+
+TEST(EnginePrefix, OthersGoOnWhilePagesDoNotCome) {
+  RunningEngine prefill({});
+  OtherEngine other(prefill);
+  other.silent = true;
+  std::future<Ending> aborted, overdue, late, cut;
+  {
+    RunningEngine decode({.prefixes = &other});
+    SequenceId id = 0;
+    aborted = decode.submit(question(long_text(0)), &id);
+    Asked hasty = question(long_text(500));
+    hasty.deadline = Clock::now() + std::chrono::milliseconds(50);
+    overdue = decode.submit(std::move(hasty));
+    EXPECT_EQ(overdue.get().finish, FinishReason::kDeadline);
+    late = decode.submit(question(long_text(700)));
+    EXPECT_FALSE(decode.submit(question("What is 1 + 2?")).get().text.empty());
+    decode->abort(id);
+    EXPECT_FALSE(decode.submit(question("What is 2 + 2?")).get().text.empty());
+    EXPECT_EQ(other.n_cancelled, 2) << "one aborted, one overdue";
+    ASSERT_EQ(other.receivers.size(), 3u);
+    other.receivers[2].ended();
+    EXPECT_EQ(late.get().text, computed_alone({long_text(700)})[0]);
+    cut = decode.submit(question(long_text(900)));
+    EXPECT_FALSE(decode.submit(question("What is 3 + 2?")).get().text.empty());
+  }
+  EXPECT_EQ(cut.get().finish, FinishReason::kCancelled);
+}
+
+}  // namespace
+}  // namespace tandem::test
