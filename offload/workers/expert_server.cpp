@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/memory.h"
-
 namespace tandem {
 namespace {
 
@@ -238,6 +236,7 @@ void ExpertServer::run(const ServedExperts& served) {
             .dim = static_cast<int32_t>(c.dim),
             .max_rows = served.welcome.max_rows};
   for (int layer = 0; layer < c.n_layers; ++layer) has_experts_.push_back(c.is_moe(layer));
+  decoded_ = Buffer(int64_t{shape_.max_rows} * shape_.dim * int64_t{sizeof(float)});
   std::unique_lock lock(mutex_);
   begins_ = true;
   changed_.notify_all();
@@ -265,18 +264,23 @@ void ExpertServer::end() {
 void ExpertServer::compute(Peer& peer) {
   const auto& [head, ids, weights, rows] = peer.request();
   const int64_t n = head.n_rows, n_active = shape_.n_active, dim = shape_.dim;
-  const DType type = head.type == RowType::kBf16 ? DType::kBF16 : DType::kF32;
+  if (head.type == RowType::kBf16)
+    served_->team.run(n, [&](int64_t row, int) {
+      auto* const to = reinterpret_cast<float*>(decoded_.data()) + row * dim;
+      served_->kernels.decode(
+          {rows + row * dim * bytes_of(head.type), cpu::WeightType::kBF16, to, dim});
+    });
   // The pool only reads what it is given.
   const auto view = [&](const void* data, int64_t cols, DType of) {
     return TensorView{const_cast<void*>(data), n, cols, cols, of};
   };
-  served_->experts.submit(
+  const Ticket ticket = served_->experts.submit(
       {.layer = head.layer,
-       .x = view(rows, dim, type),
+       .x = view(head.type == RowType::kBf16 ? decoded_.data() : rows, dim, DType::kF32),
        .routing = {view(ids, n_active, DType::kI32), view(weights, n_active, DType::kF32)}});
   const TensorView answer = peer.answer_rows();
   std::memset(answer.data, 0, answer.rows * answer.row_bytes());
-  served_->experts.add_to(0, answer);
+  served_->experts.add_to(ticket, answer);
 }
 
 void ExpertServer::enqueue(Peer& peer) {

@@ -11,7 +11,11 @@
 #include <vector>
 
 #include "core/clock.h"
-#include "offload/cpu_experts.h"
+#include "core/memory.h"
+#include "core/team.h"
+#include "cpu_kernels/kernels.h"
+#include "model/config.h"
+#include "ops/expert_pool.h"
 #include "transport/expert_messages.h"
 #include "transport/transport.h"
 
@@ -20,7 +24,8 @@ namespace tandem {
 // What a worker serves. References outlive the server.
 struct ServedExperts {
   const ModelConfig& config;
-  CpuExperts& experts;
+  const cpu::KernelTable& kernels;
+  ExpertPool& experts;
   Team& team;
   WorkerWelcome welcome;
 };
@@ -71,6 +76,7 @@ class ExpertServer {
   std::vector<std::byte> welcome_;
   RequestShape shape_{};
   std::vector<bool> has_experts_;             // [layers]
+  Buffer decoded_;                            // kF32 [rows of a request, dim]
   std::vector<std::unique_ptr<Peer>> peers_;  // only the thread of connections changes it
   std::vector<MessageConnection*> waited_;
   Clock::time_point leave_by_{};  // not 0: backbones were told of the end

@@ -8,22 +8,27 @@ namespace {
 constexpr std::chrono::milliseconds kAgain(500);             // between two tries to connect
 constexpr std::chrono::milliseconds kConnectPatience(2000);  // for each step of the handshake
 
-// Takes the one message that is expected next.
+// Takes the one message that is expected next, and leaves later ones in the connection.
 class Expected final : public MessageSink {
  public:
-  Expected(MessageKind kind, uint64_t most_bytes) : kind_(kind), most_bytes_(most_bytes) {}
+  Expected(MessageConnection& connection, MessageKind kind, uint64_t most_bytes)
+      : connection_(connection), kind_(kind), most_bytes_(most_bytes) {}
   std::span<std::byte> place(const MessageHeader& header) override {
-    if (header.kind != kind_ || header.n_bytes > most_bytes_ || is_complete_)
+    if (header.kind != kind_ || header.n_bytes > most_bytes_)
       throw ProtocolError(fmt::format("an unexpected message of kind {} and {} bytes",
                                       static_cast<int>(header.kind), header.n_bytes));
     body_.resize(header.n_bytes);
     return body_;
   }
-  void arrived(const MessageHeader&) override { is_complete_ = true; }
+  void arrived(const MessageHeader&) override {
+    is_complete_ = true;
+    connection_.set_reading(false);
+  }
   bool is_complete() const { return is_complete_; }
   const std::vector<std::byte>& body() const { return body_; }
 
  private:
+  MessageConnection& connection_;
   const MessageKind kind_;
   const uint64_t most_bytes_;
   std::vector<std::byte> body_;
@@ -36,7 +41,9 @@ class Handshake {
   Handshake(Transport& transport, const WorkerLinkOptions& options)
       : options_(options),
         waiter_(transport.waiter()),
-        connection_(transport.connect(options.address, kConnectPatience)) {}
+        connection_(transport.connect(options.address, kConnectPatience)) {
+    connection_->set_reading(false);
+  }
 
   // The worker tells its version and its random number before it learns anything but ours.
   WorkerWelcome run() {
@@ -58,6 +65,7 @@ class Handshake {
   std::unique_ptr<MessageConnection> set_up(const WorkerSetup& setup) {
     send(MessageKind::kSetup, setup);
     receive_bytes(MessageKind::kReady, 0);
+    connection_->set_reading(true);
     return std::move(connection_);
   }
 
@@ -66,18 +74,17 @@ class Handshake {
   void send(MessageKind kind, const T& body) {
     const MessageBytes part = std::as_bytes(std::span(&body, 1));
     connection_->send(kind, 0, std::span(&part, 1));
-    Expected nothing(kind, 0);
+    Expected nothing(*connection_, kind, 0);
     const auto until = Clock::now() + kConnectPatience;
-    connection_->set_reading(false);
     while (!connection_->is_sent()) {
       wait(until);
       connection_->progress(nothing);
     }
-    connection_->set_reading(true);
   }
 
   std::vector<std::byte> receive_bytes(MessageKind kind, uint64_t most_bytes) {
-    Expected message(kind, most_bytes);
+    Expected message(*connection_, kind, most_bytes);
+    connection_->set_reading(true);
     const auto until = Clock::now() + kConnectPatience;
     while (connection_->progress(message), !message.is_complete()) wait(until);
     return message.body();

@@ -14,10 +14,15 @@
 namespace tandem {
 namespace {
 
-// Whether SIGTERM or Ctrl-C has come, which all threads block.
-bool is_asked_to_end(const sigset_t& signals) {
-  constexpr timespec kAtOnce = {};
-  return sigtimedwait(&signals, nullptr, &kAtOnce) > 0;
+// Set by SIGTERM and Ctrl-C, which end the program while it loads.
+volatile sig_atomic_t is_asked_to_end = 0;
+
+void end_after_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { is_asked_to_end = 1; };
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
 }
 
 // Text of this command's own, ended by a newline. Scripts wait for it, so it is written at once.
@@ -34,22 +39,15 @@ int worker_command(const Options& options) {
   const ExpertWorkerOptions& w = options.worker;
   require(w.chunk >= 1 && w.chunk <= kMaxStepTokens, "--chunk {}: must be between 1 and {}",
           w.chunk, kMaxStepTokens);
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
   const Secret secret = w.secret_file.empty() ? Secret() : Secret::from_file(w.secret_file);
   const auto note = [&](const std::string& line) {
     if (!options.quiet) print_now(stderr, line);
   };
   const std::unique_ptr<Transport> transport = tcp_transport();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  ExpertServer server(*transport,
-                      {.address = w.listen,
-                       .secret = secret,
-                       .is_asked_to_end = [&signals] { return is_asked_to_end(signals); },
-                       .note = note});
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // loading can be interrupted
+  ExpertServer server(*transport, {.address = w.listen,
+                                   .secret = secret,
+                                   .is_asked_to_end = [] { return is_asked_to_end != 0; },
+                                   .note = note});
   LoadedExperts loaded({.directory = options.model.directory,
                         .experts = w.experts,
                         .isa = options.model.isa,
@@ -61,7 +59,7 @@ int worker_command(const Options& options) {
                         .progress = load_progress(options.quiet),
                         .write_progress = options.model.write_progress,
                         .warn = options.model.warn});
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  end_after_signals();
   print_now(stdout, fmt::format("listening on {}:{}", host_of(w.listen), server.port()));
   server.run(loaded.served());
   return 0;

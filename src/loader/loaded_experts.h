@@ -28,7 +28,8 @@ class LoadedExperts {
   // becomes one of the team.
   explicit LoadedExperts(const LoadedExpertsOptions& options);
 
-  ServedExperts served() { return {config_, *experts_, *team_, welcome_}; }
+  ServedExperts served() { return {config_, kernels_, *experts_, *team_, welcome_}; }
+  CpuExperts& experts() { return *experts_; }
   const LoadReport& load_report() const { return report_; }
 
  private:
