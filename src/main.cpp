@@ -257,12 +257,14 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "write a timeline for a Chrome trace viewer: of GPU and CPU (--device cuda), or of "
       "all ranks that exchange rows (--dp)");
   add_generate_options(*run, o);
+  add_workers(*run, o.model.workers);
   add_ranks(*run, o.n_ranks, o.model);
 
   CLI::App* chat =
       add("chat", "chat in the terminal; Ctrl-C stops an answer, Ctrl-D quits", chat_command,
           "  tandem chat\n  tandem chat ./DeepSeek-R1 --ctx 32768 --system \"Answer briefly.\"");
   add_generate_options(*chat, o);
+  add_workers(*chat, o.model.workers);
   add_ranks(*chat, o.n_ranks, o.model);
 
   CLI::App* serve = add(
@@ -277,6 +279,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   add_serve_options(*serve, o.serve);
   add_simulated_routing(*serve, o.model.simulated_routing);
   add_draft(*serve, o.model.draft, o.model.draft_tokens);
+  add_workers(*serve, o.model.workers);
   add_ranks(*serve, o.n_ranks, o.model);
 
   CLI::App* inspect =
@@ -306,6 +309,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       ->required();
   logits->add_option("--out", o.out, "the .npy file: float32 [vocab], or [n, vocab] with --all")
       ->required();
+  add_workers(*logits, o.model.workers);
   add_ranks(*logits, o.n_ranks, o.model);
   logits->add_flag("--all", o.all, "logits of every position, not only of the last");
 
@@ -315,6 +319,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
           "  tandem eval ./R1-fp8 -f wiki.txt --against ./R1-bf16\n"
           "  tandem eval ./DeepSeek-R1 -f wiki.txt --against-experts int4");
   eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
+  add_workers(*eval, o.model.workers);
   add_ranks(*eval, o.n_ranks, o.model);
   eval->add_option("--against", o.against,
                    "a second model, for mean KL divergence and top-1 agreement");
@@ -327,6 +332,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "  tandem pack ./DeepSeek-R1\n"
       "  tandem pack ./DeepSeek-R1 --cache /fast-disk/tandem\n"
       "  tandem run ./DeepSeek-R1 --cache /fast-disk/tandem -p \"Why is the sky blue?\"");
+  add_worker(app, o, command);
   add_plan(app, o, command);
   add_bench(app, o, command);
   add_pull(app, o, command);

@@ -89,6 +89,7 @@ std::optional<ModelOptions> options_of_other(const Options& options, const Model
   if (options.against.empty() && !options.compares_experts) return {};
   ModelOptions other = first;
   other.placement.clear();  // describes the first model
+  other.workers = {};       // have the first model
   if (options.compares_experts)
     other.experts = options.against_experts;
   else

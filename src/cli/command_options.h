@@ -1,4 +1,5 @@
-// Command-line options of `tandem bench`, `selftest` and `serve`, each beside its command.
+// Command-line options of `tandem bench`, `selftest`, `serve` and `worker`, each beside its
+// command.
 #pragma once
 #include <CLI/CLI.hpp>
 
@@ -12,6 +13,9 @@ void add_serving_bench(CLI::App& bench, Options& options, Command& command);
 // `tandem selftest`.
 void add_selftest(CLI::App& app, Options& options, Command& command);
 void add_serve_options(CLI::App& serve, ServeOptions& options);
+// `tandem worker`, and the options of commands that use workers.
+void add_worker(CLI::App& app, Options& options, Command& command);
+void add_workers(CLI::App& command, WorkerOptions& workers);
 
 // Throws Error unless the file of --plot can be written. Creates it if it does not exist.
 void require_writable_plot(const std::string& file);

@@ -66,6 +66,14 @@ struct ServeOptions {
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
 };
 
+struct ExpertWorkerOptions {
+  std::string experts = "auto";  // experts_from_text()
+  std::string listen = "127.0.0.1:9000";
+  std::string secret_file;  // empty: none
+  std::optional<WeightFormat> format;
+  int chunk = kStepTokens;  // most rows of a request
+};
+
 struct SelfTestOptions {
   std::vector<std::string> models = {"v2-lite"};
   int layers = 2;
@@ -107,6 +115,7 @@ struct Options {
   const Benchmark* benchmark = nullptr;  // the chosen one
   PlanOptions plan;
   ServeOptions serve;
+  ExpertWorkerOptions worker;
   ServingBenchOptions serving;
   std::string serving_preset;  // empty, or the name of a workload_preset()
   SelfTestOptions self_test;
@@ -117,6 +126,7 @@ using Command = int (*)(const Options&);
 int run_command(const Options& options);
 int chat_command(const Options& options);
 int serve_command(const Options& options);
+int worker_command(const Options& options);
 int inspect_command(const Options& options);
 int tokenize_command(const Options& options);
 int logits_command(const Options& options);

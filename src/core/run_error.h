@@ -13,6 +13,11 @@ struct RunError : Error {
   using Error::Error;
 };
 
+// A step could not be computed, but later ones may be: what it needs can come back.
+struct StepFailed : RunError {
+  using RunError::RunError;
+};
+
 // Throws RunError unless `ok`.
 template <class... Args>
 void require_run(bool ok, fmt::format_string<Args...> message, Args&&... args) {

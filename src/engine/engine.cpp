@@ -89,7 +89,13 @@ bool Engine::step() {
 
 void Engine::run() {
   try {
-    while (wait_for_orders()) step();
+    while (wait_for_orders()) {
+      try {
+        step();
+      } catch (const StepFailed& error) {
+        fail_step(error.what());
+      }
+    }
   } catch (const std::exception& error) {
     fail_all(error.what());
     throw;
@@ -352,6 +358,21 @@ Sampler* Engine::sampler_of(const LogitsRow& row) {
     r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
   if (r.asked.constraint) r.sampler->allow(r.asked.constraint->allowed());
   return r.sampler.get();
+}
+
+// Only the sequences of this step fail, for which it has computed nothing.
+void Engine::fail_step(const std::string& why) {
+  if (masks_ready_.valid()) masks_ready_.get();
+  for (int i = 0; i < replicas_.n(); ++i) replicas_.at(i).abandon();
+  for (const Part& part : parts_) {
+    TokenEvent failure;
+    failure.finish = FinishReason::kFailed;
+    failure.error = why;
+    emit(part.id, std::move(failure));
+  }
+  n_tokens_ = 0;
+  count_step();
+  deliver();
 }
 
 // Nothing is computed after this: unfinished requests fail with the reason.

@@ -80,6 +80,7 @@ class Engine {
   RebalanceReport rebalance_report() const { return rebalancer_->report(); }  // thread-safe
   int64_t context() const { return context_; }
   const BackboneGrid& grid() const { return model_.grid(); }
+  std::vector<WorkerStatus> workers() const { return model_.workers(); }  // thread-safe
   int vocabulary_size() const { return vocabulary_.size; }
 
   // One iteration of the loop, on the thread that owns the model's team: takes submitted and
@@ -92,7 +93,8 @@ class Engine {
   // benchmarks of long contexts. Only from the thread of step().
   void assume_cached(std::span<const int32_t> tokens) { replicas_.assume_cached(tokens); }
 
-  // Runs steps until stop() and sleeps while there is nothing to do. Throws what step() throws;
+  // Runs steps until stop() and sleeps while there is nothing to do. After StepFailed the requests
+  // of that step fail with its message, and others go on. Throws what else step() throws;
   // unfinished and later requests then fail with its message.
   void run();
   // Thread-safe. Unfinished requests end with kCancelled.
@@ -175,6 +177,7 @@ class Engine {
   void prepare_masks(const Plan& plan);
   void end(SequenceId id, FinishReason reason);
   void emit(SequenceId id, TokenEvent event);
+  void fail_step(const std::string& why);
   void fail_all(const std::string& why);
   void deliver_now(const std::vector<Event>& events);
   void count_step();

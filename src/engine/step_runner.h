@@ -24,7 +24,8 @@ class StepRunner {
   // Fills the cache for every token of a step and computes one row of logits() for each of its
   // logit_rows; [replicas], of which this rank computes its own. One that has nothing to compute
   // has an empty batch. The step may still be running when this returns; later work on device()
-  // follows it. Throws RunError when a device was lost.
+  // follows it. Throws RunError when a device was lost, and StepFailed where later steps can be
+  // computed.
   void forward(std::span<const Batch> replicas, KvCache& cache);
   void forward(const Batch& only, KvCache& cache) { forward(std::span(&only, 1), cache); }
   // The same, and copies the logits [n_logits, vocab] to the host.
@@ -33,6 +34,8 @@ class StepRunner {
   void obey_forward(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
   // How long this rank waited for rows of other ranks in the last step, in seconds, if known.
   std::optional<double> seconds_waited() const { return parts_.experts.seconds_waited(); }
+  // As ExpertPool::workers().
+  std::vector<WorkerStatus> workers() const { return parts_.experts.workers(); }
   // After forward(): computes layer `module` for multi-token prediction, for a step whose token i
   // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
   // tokens after logit_rows. Throws RunError as forward() does.

@@ -16,6 +16,11 @@ namespace tandem {
 namespace {
 
 bool has_gpu(const ModelOptions& options) {
+  if (!options.workers.addresses.empty()) {
+    require(options.device != DeviceChoice::kCuda,
+            "--workers: the backbone of workers is on the CPU for now: use --device cpu");
+    return false;
+  }
   if (options.device != DeviceChoice::kAuto) return options.device == DeviceChoice::kCuda;
   const std::string why_not = why_no_gpu();
   if (!why_not.empty()) options.warn(fmt::format("running on the CPU: {}", why_not));
@@ -44,8 +49,9 @@ BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
   return share_of_rank(subject.config, grid.part_of(rank), grid.tp, layers);
 }
 
-// What the other ranks have and this one does not.
+// What the other ranks or the workers have and this one does not.
 Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
+  if (!subject.on_workers.empty()) return {.experts = subject.on_workers, .backbone = false};
   if (subject.rank.n_ranks == 1) return {};
   const BackboneGrid grid = parts.grid;
   return elsewhere_of(owners_of(parts.ranks_of_expert, subject.config, grid.n_of_stage()),
@@ -159,7 +165,7 @@ HostMemory host_memory(const ModelOptions& options, const Subject& subject, bool
   return {.capacity_bytes = subject.memory_bytes,
           .bytes = [&subject, other_bytes, beside_gpu,
                     moves = options.moves_experts](const ExpertsLayout& experts) {
-            const auto& [config, stored, topology, kernels, home, memory, rank] = subject;
+            const auto& [config, stored, topology, kernels, home, memory, rank, workers] = subject;
             const int n_spare = beside_gpu ? kHotExpertsAtOnce : most_of_layer(experts, config);
             const int64_t spare =
                 moves ? SpareExperts::bytes_for(stored, config, home, experts, n_spare) : 0;

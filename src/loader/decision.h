@@ -27,6 +27,9 @@ struct Subject {
   const CpuWeights& home;
   int64_t memory_bytes;  // of the host
   PlacedRank rank = {};
+  // [n_all_layers][n_experts], empty for a dense layer: true for experts that workers have. Empty:
+  // there are no workers.
+  std::vector<std::vector<bool>> on_workers = {};
 };
 
 // Throws Error for options that contradict each other or the placement, for a placement that is

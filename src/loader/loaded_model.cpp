@@ -151,6 +151,8 @@ constexpr std::chrono::seconds kGpuPatience(12);
 }  // namespace
 
 void require_runs_on_ranks(const ModelOptions& options) {
+  require(options.workers.addresses.empty(),
+          "--workers: ranks do not use workers: leave one of them out");
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
@@ -196,6 +198,10 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
   stored = stored_with_mtp(store, topology_.n_cores(), config_);
+  if (!options.workers.addresses.empty()) {
+    require_runs_with_workers(options);
+    asked_workers_.emplace(ask_workers(options, store, config_));
+  }
   Decision decision = first_decision(options, stored);
   const bool is_pipeline = decision.parts.grid.n_stages > 1;
   require(
@@ -203,7 +209,8 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
       "--draft mtp: the layers for multi-token prediction follow the last of {} pipeline stages, "
       "and the embedding is on the first: use --draft lookup",
       decision.parts.grid.n_stages);
-  if (drafting_.decides && !is_pipeline) add_mtp(options, store, stored, decision);
+  if (drafting_.decides && !is_pipeline && !asked_workers_)
+    add_mtp(options, store, stored, decision);
   if (options.ranks.group && decision.parts.gpu)
     decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
   check((decision.parts.grid.n_replicas == 1 && !is_pipeline) || options.ranks.steps,
@@ -223,7 +230,10 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
 
 // Ranks take the CPU if the GPU of one of them does not take its part.
 Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& stored) const {
-  Decision decision = decide(options, subject(options.ranks, stored));
+  Decision decision = [&] {
+    const Subject all = subject(options.ranks, stored);
+    return asked_workers_ ? decide_with_workers(options, all) : decide(options, all);
+  }();
   Group* const group = options.ranks.group;
   if (!group || options.device != DeviceChoice::kAuto ||
       least_on_all(*group, decision.parts.gpu.has_value()) > 0)
@@ -237,6 +247,7 @@ Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& 
 Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   Subject subject{config_,  stored, topology_,
                   kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
+  if (asked_workers_) subject.on_workers = asked_workers_->experts;
   if (ranks.group) subject.rank = {ranks.group->rank(), ranks.group->size(), ranks.n_of_host};
   return subject;
 }
@@ -348,7 +359,9 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                 : fmt::format("tandem's kernels: {}", why_not);
     options.note("dense products: " + dense_products_);
   }
-  ExpertPool& experts = options.ranks.group ? start_ranks(options, decision) : *experts_;
+  ExpertPool& experts = options.ranks.group ? start_ranks(options, decision)
+                        : asked_workers_    ? start_workers(options, decision)
+                                            : *experts_;
   simulate_routing(options, decision);
   if (moving) start_mover(source, decision, std::move(moving));
   if (options.record_routing) {
@@ -392,6 +405,17 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   }
   rank_experts_ = std::make_unique<RankExperts>(*owners_, grid.in_stage(group.rank()), *experts_);
   return *rank_experts_;
+}
+
+ExpertPool& LoadedModel::start_workers(const ModelOptions& options, const Decision& decision) {
+  worker_experts_ = worker_experts({.options = options,
+                                    .kernels = kernels_,
+                                    .config = config_,
+                                    .local = *experts_,
+                                    .team = *team_,
+                                    .max_tokens = decision.limits.max_tokens},
+                                   *asked_workers_);
+  return *worker_experts_;
 }
 
 void LoadedModel::start_mover(const Source& source, const Decision& decision,

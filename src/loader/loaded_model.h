@@ -10,6 +10,7 @@
 #include "engine/step_runner.h"
 #include "loader/decision.h"
 #include "loader/expert_homes.h"
+#include "loader/expert_workers.h"
 #include "loader/grid_groups.h"
 #include "loader/rank_expert_mover.h"
 #include "offload/cpu_experts.h"
@@ -76,6 +77,7 @@ class LoadedModel {
   void simulate_routing(const ModelOptions& options, const Decision& decision);
   void set_owners(const ModelOptions& options, const Decision& decision);
   ExpertPool& start_ranks(const ModelOptions& options, const Decision& decision);
+  ExpertPool& start_workers(const ModelOptions& options, const Decision& decision);
   std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,
                                                       const Decision& decision);
   void join_ranks(Group& group);
@@ -106,6 +108,8 @@ class LoadedModel {
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
   std::unique_ptr<Group> delayed_;             // null: rows travel as fast as they can
   std::unique_ptr<ExchangedExperts> exchanged_experts_;
+  std::optional<AskedWorkers> asked_workers_;      // nothing: there are no workers
+  std::unique_ptr<WorkerExperts> worker_experts_;  // null: there are no workers
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything
   std::unique_ptr<ProgressWatch> rank_watch_;  // for GPUs of several ranks

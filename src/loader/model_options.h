@@ -46,6 +46,15 @@ struct Ranks {
   bool follow() const { return steps && !steps->leads(); }  // whether rank 0 decides the steps
 };
 
+// Processes that compute routed experts for this one (offload/workers/worker_experts.h).
+struct WorkerOptions {
+  std::vector<std::string> addresses = {};  // empty: there are none
+  std::string secret_file = {};             // empty: they are talked to without a secret
+  std::chrono::milliseconds deadline{500};  // a worker that was silent for so long is down
+  // How long a step, and loading, wait for workers that are down.
+  std::chrono::duration<double> patience{10};
+};
+
 constexpr Patience kLoadPatience = {std::chrono::hours(2)};  // ranks wait for each other's loading
 
 constexpr int64_t kDefaultContext = 8192;
@@ -78,6 +87,7 @@ struct ModelOptions {
   std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
   Ranks ranks = {};
+  WorkerOptions workers = {};
   int n_replicas = 0;  // of the backbone; 0: as placed, or one
   int tp = 0;          // ranks of a replica in a stage; 0: all that there are
   int n_stages = 0;    // of a pipeline; 0: as placed, or one

@@ -2,6 +2,8 @@
 // added when it is needed. The pool decides which device computes which expert (offload/).
 #pragma once
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "model/batch.h"
 
@@ -34,6 +36,15 @@ class ExpertObserver {
   virtual void step_ended(LayerRange /*layers*/, int /*n_tokens*/) {}
 };
 
+// Another process that computes experts for this one.
+struct WorkerStatus {
+  std::string address;
+  bool is_up;
+  int64_t n_requests;  // that were sent
+  int64_t n_failures;  // how often it was lost
+  double seconds;      // sum over the answered requests, from sending to the answer
+};
+
 class ExpertPool {
  public:
   static constexpr int kMaxTickets = kMaxMicroBatches;
@@ -41,7 +52,7 @@ class ExpertPool {
   virtual ~ExpertPool() = default;
 
   // Starts the experts of a batch. Its matrices must not change until add_to(). Throws RunError
-  // when a device was lost.
+  // when a device was lost, and StepFailed when the pool can take other batches afterwards.
   Ticket submit(const ExpertBatch& batch) {
     if (observer_) observer_->submitted(batch);
     return start(batch);
@@ -53,8 +64,8 @@ class ExpertPool {
   // returns whether sums are on their way to the ranks of the rows, so that the backbone may do
   // other work.
   virtual bool serve(Ticket /*ticket*/) { return false; }
-  // y += sum of weight * expert(x), [tokens, dim]; ends the ticket. Throws RunError when a device
-  // was lost.
+  // y += sum of weight * expert(x), [tokens, dim]; ends the ticket. Throws as submit() does, and
+  // ends the ticket then too.
   virtual void add_to(Ticket ticket, TensorView y) = 0;
 
   // Called before the layers of a step, with the tokens of all replicas of the backbone, each of
@@ -70,6 +81,8 @@ class ExpertPool {
   // Seconds of the step in which this rank waited for rows and sums of other ranks; nothing: not
   // known.
   virtual std::optional<double> seconds_waited() const { return {}; }
+  // The workers that compute experts; thread-safe.
+  virtual std::vector<WorkerStatus> workers() const { return {}; }
   // Does the host's part of a step, layer by layer, while a device replays its recorded submit()
   // and add_to(). Throws as add_to() does.
   virtual void follow(LayerRange /*layers*/, const MicroBatches& /*step*/) {}

@@ -85,19 +85,23 @@ class Scheduler {
   // sequence is preempted for a draft.
   void draft(SequenceId id, std::span<const int32_t> tokens);
 
-  // The next step; empty when there is nothing to do. computed() must follow each call.
+  // The next step; empty when there is nothing to do. computed() or abandon() must follow each
+  // call.
   const std::vector<Part>& plan();
   // The copies to make before the last plan runs, in this order.
   std::span<const PageCopy> copies() const { return copies_; }
   // Reports that the plan has run: its tokens are in the cache.
   void computed();
 
+  // Reports that the plan has not run: its sequences are to be removed.
+  void abandon() { plan_.clear(); }
+
   // Appends the next token to a sequence that has none left to compute. Returns true if it equals
   // the next draft: it is computed already, and the next row of logits gives the token after it.
   // Otherwise all its drafts are forgotten.
   bool append(SequenceId id, int32_t token);
   // Removes a sequence that ended for any reason, running or waiting. Not between plan() and
-  // computed().
+  // computed() or abandon().
   void remove(SequenceId id);
 
   // Tokens of all sequences, running or waiting, that are still to be computed.

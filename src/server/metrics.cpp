@@ -112,6 +112,26 @@ void experts_text(PrometheusText& t, const Metrics::Experts& experts) {
   t.value("tandem:expert_gpu_share", loads.gpu_share);
 }
 
+void workers_text(PrometheusText& t, const std::vector<WorkerStatus>& workers) {
+  const auto each = [&](const std::string& name, const char* kind, const char* help, auto value) {
+    if (workers.empty()) return;
+    t.type("tandem:worker_" + name, kind, help);
+    for (const WorkerStatus& worker : workers)
+      t.value("tandem:worker_" + name, value(worker),
+              fmt::format("worker=\"{}\"", escaped(worker.address)));
+  };
+  using Status = const WorkerStatus&;
+  each("up", "gauge", "1 while an expert worker takes requests.",
+       [](Status s) { return s.is_up ? 1 : 0; });
+  each("requests_total", "counter", "Requests for sums of experts that were sent to a worker.",
+       [](Status s) { return s.n_requests; });
+  each("failures_total", "counter", "How often a worker was lost without having said goodbye.",
+       [](Status s) { return s.n_failures; });
+  each("round_trip_seconds_total", "counter",
+       "Seconds from sending a request to its answer, of all answered requests.",
+       [](Status s) { return s.seconds; });
+}
+
 void engine_text(PrometheusText& t, const EngineCounts& c) {
   const Scheduler::Counts& s = c.scheduler;
   t.both("gauge", "requests_running", "num_requests_running", "Requests that are running.",
@@ -224,13 +244,14 @@ void Metrics::http_response(int http_status) {
 }
 
 std::string Metrics::text(const std::string& model, const EngineCounts* counts,
-                          const Experts* experts) const {
+                          const Experts* experts, const std::vector<WorkerStatus>& workers) const {
   PrometheusText t{.labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model)),
                    .out = {}};
   t.type("tandem:ready", "gauge", "1 once the model is loaded.");
   t.value("tandem:ready", counts ? 1 : 0);
   if (counts) engine_text(t, *counts);
   if (experts) experts_text(t, *experts);
+  workers_text(t, workers);
 
   const std::lock_guard lock(mutex_);
   t.both("counter", "prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of requests.",

@@ -48,7 +48,8 @@ class Metrics {
   };
   // `counts` is null while the model is loading, `experts` while or if they are not counted.
   std::string text(const std::string& model, const EngineCounts* counts,
-                   const Experts* experts = nullptr) const;
+                   const Experts* experts = nullptr,
+                   const std::vector<WorkerStatus>& workers = {}) const;
 
  private:
   mutable std::mutex mutex_;

@@ -162,7 +162,8 @@ HttpResponse Service::metrics() const {
   if (uses) experts.emplace(Metrics::Experts{*uses, *homes});
   return {
       200,
-      metrics_.text(options_.model_id, counts ? &*counts : nullptr, experts ? &*experts : nullptr),
+      metrics_.text(options_.model_id, counts ? &*counts : nullptr, experts ? &*experts : nullptr,
+                    engine ? engine->workers() : std::vector<WorkerStatus>()),
       "text/plain; version=0.0.4; charset=utf-8"};
 }
 

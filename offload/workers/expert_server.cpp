@@ -1,0 +1,359 @@
+#include "offload/workers/expert_server.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tandem {
+namespace {
+
+constexpr std::chrono::seconds kHandshakePatience(5);
+constexpr std::chrono::milliseconds kLongestSleep(100);
+
+}  // namespace
+
+// A backbone, from its first byte on. Only fixed memory is used for it before it has proved that it
+// knows the secret.
+class ExpertServer::Peer final : public MessageSink {
+ public:
+  Peer(ExpertServer& server, std::unique_ptr<MessageConnection> connection)
+      : server_(server), connection_(std::move(connection)) {
+    mine_.has_secret = server.options_.secret.is_set();
+    mine_.nonce = random_nonce();
+  }
+
+  // Returns false if the connection has ended.
+  bool progress() {
+    if (is_queued()) return true;
+    try {
+      if (stage_ == Stage::kComputed) answer();
+      connection_->progress(*this);
+      if (stage_ == Stage::kAnswering && connection_->is_sent()) {
+        stage_ = Stage::kServing;
+        connection_->set_reading(true);
+        connection_->progress(*this);  // what has come meanwhile
+      }
+      if (stage_ == Stage::kRefused && connection_->is_sent()) return false;
+      beat();
+    } catch (const Error&) {
+      return stage_ == Stage::kQueued;  // the computing thread has it
+    }
+    return is_served() || Clock::now() - since_ < kHandshakePatience;
+  }
+
+  // A connection that waits for nothing but the computation is not to be polled.
+  bool is_idle() const { return stage_ == Stage::kQueued; }
+  bool is_served() const { return stage_ >= Stage::kServing; }
+  void say_goodbye() { send(MessageKind::kGoodbye, {}); }
+  MessageConnection* connection() { return connection_.get(); }
+  Clock::time_point next_beat() const {
+    return is_served() && connection_->is_sent()
+               ? last_sent_ + std::chrono::milliseconds(setup_.beat_ms)
+               : Clock::time_point::max();
+  }
+
+  // Called by the computing thread while the peer is queued.
+  const ExpertRequest& request() const { return request_; }
+  TensorView answer_rows() const {
+    const int64_t dim = server_.shape_.dim;
+    return {answer_.data(), request_.head.n_rows, dim, dim};
+  }
+  bool is_queued_ = false;  // guarded by the server's mutex
+
+ private:
+  // In this order.
+  enum class Stage : uint8_t {
+    kHello,
+    kProof,
+    kSetup,
+    kRefused,    // it is told, and the connection ends
+    kServing,    // it may send a request
+    kQueued,     // its request waits or is computed
+    kComputed,   // its answer is not yet given to the connection
+    kAnswering,  // its answer leaves
+  };
+
+  bool is_queued() {
+    if (stage_ != Stage::kQueued) return false;
+    const std::lock_guard lock(server_.mutex_);
+    if (is_queued_) return beat_quietly();
+    stage_ = Stage::kComputed;
+    return false;
+  }
+
+  // The backbone may be lost: that is noticed once the answer is there.
+  bool beat_quietly() {
+    try {
+      beat();
+      Nothing nothing;
+      connection_->progress(nothing);  // sends: it does not read now
+    } catch (const Error&) {
+    }
+    return true;
+  }
+  class Nothing final : public MessageSink {
+    std::span<std::byte> place(const MessageHeader&) override {
+      throw ProtocolError("nothing is read now");
+    }
+    void arrived(const MessageHeader&) override {}
+  };
+
+  std::span<std::byte> place(const MessageHeader& header) override {
+    const auto exactly = [&](MessageKind kind, auto& body) {
+      if (header.kind != kind || header.n_bytes != sizeof body)
+        throw ProtocolError("another message than the next one of a handshake");
+      return std::as_writable_bytes(std::span(&body, 1));
+    };
+    switch (stage_) {
+      case Stage::kHello:
+        return exactly(MessageKind::kHello, theirs_);
+      case Stage::kProof:
+        return exactly(MessageKind::kProof, proof_);
+      case Stage::kSetup:
+        return exactly(MessageKind::kSetup, setup_);
+      case Stage::kServing:
+        if (header.kind == MessageKind::kRequest &&
+            header.n_bytes <= static_cast<uint64_t>(body_.bytes()))
+          return body_.span().first(header.n_bytes);
+        [[fallthrough]];
+      default:
+        throw ProtocolError("an unexpected message");
+    }
+  }
+
+  void arrived(const MessageHeader& header) override {
+    switch (stage_) {
+      case Stage::kHello:
+        return take_hello();
+      case Stage::kProof:
+        return take_proof();
+      case Stage::kSetup:
+        return take_setup();
+      default:
+        return take_request(header);
+    }
+  }
+
+  void take_hello() {
+    send(MessageKind::kHello, std::as_bytes(std::span(&mine_, 1)));
+    const bool fits =
+        theirs_.version == mine_.version && (theirs_.has_secret != 0) == (mine_.has_secret != 0);
+    stage_ = fits ? Stage::kProof : Stage::kRefused;
+  }
+
+  // The worker proves that it knows the secret only to who has proved the same.
+  void take_proof() {
+    const Secret& secret = server_.options_.secret;
+    verdict_.accepted =
+        is_same(proof_, secret.proof(Prover::kBackbone, theirs_.nonce, mine_.nonce)) ? 1 : 0;
+    if (verdict_.accepted != 0)
+      verdict_.proof = secret.proof(Prover::kWorker, theirs_.nonce, mine_.nonce);
+    else
+      server_.options_.note("a backbone with another secret was refused");
+    send(MessageKind::kVerdict, std::as_bytes(std::span(&verdict_, 1)));
+    stage_ = verdict_.accepted != 0 ? Stage::kSetup : Stage::kRefused;
+    if (verdict_.accepted != 0) send(MessageKind::kWelcome, server_.welcome_);
+  }
+
+  void take_setup() {
+    setup_ = worker_setup_from(std::as_bytes(std::span(&setup_, 1)), server_.shape_.max_rows);
+    body_ = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
+    answer_ = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
+    stage_ = Stage::kServing;
+    send(MessageKind::kReady, {});
+    server_.options_.note("a backbone has connected");
+  }
+
+  void take_request(const MessageHeader& header) {
+    request_ = request_from(body_.span().first(header.n_bytes), server_.shape_,
+                            server_.has_experts_, server_.served_->welcome.experts);
+    if (request_.head.n_rows > static_cast<int32_t>(setup_.max_rows) ||
+        (request_.head.type == RowType::kBf16 && !server_.served_->welcome.takes_bf16))
+      throw ProtocolError("a request that the setup did not announce");
+    number_ = header.number;
+    stage_ = Stage::kQueued;
+    connection_->set_reading(false);
+    server_.enqueue(*this);
+  }
+
+  void answer() {
+    const TensorView rows = answer_rows();
+    send(MessageKind::kAnswer,
+         answer_.span().first(static_cast<size_t>(rows.rows * rows.row_bytes())));
+    stage_ = Stage::kAnswering;
+  }
+
+  void beat() {
+    if (Clock::now() >= next_beat()) send(MessageKind::kBeat, {});
+  }
+
+  void send(MessageKind kind, MessageBytes body) {
+    connection_->send(kind, kind == MessageKind::kAnswer ? number_ : 0, std::span(&body, 1));
+    last_sent_ = Clock::now();
+  }
+
+  ExpertServer& server_;
+  std::unique_ptr<MessageConnection> connection_;
+  const Clock::time_point since_ = Clock::now();
+  Stage stage_ = Stage::kHello;
+  WorkerHello mine_, theirs_;
+  Mac proof_{};
+  WorkerVerdict verdict_;
+  WorkerSetup setup_;
+  Clock::time_point last_sent_{};
+  Buffer body_, answer_;
+  ExpertRequest request_{};
+  uint64_t number_ = 0;
+};
+
+ExpertServer::ExpertServer(Transport& transport, Options options)
+    : transport_(transport),
+      options_(std::move(options)),
+      listener_(transport_.listen(options_.address)),
+      listener_port_(listener_->port()),
+      waiter_(transport_.waiter()) {
+  require(listener_->is_local() || options_.secret.is_set(),
+          "--listen {}: other machines can connect to it: give the worker and its backbones the "
+          "same --worker-secret FILE",
+          options_.address);
+  thread_ = std::thread([this] { serve_connections(); });
+}
+
+ExpertServer::~ExpertServer() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_done_ = true;
+  }
+  changed_.notify_all();
+  waiter_->wake();
+  thread_.join();
+}
+
+void ExpertServer::run(const ServedExperts& served) {
+  const ModelConfig& c = served.config;
+  served_ = &served;
+  welcome_ = bytes_of(served.welcome);
+  shape_ = {.n_active = c.router.n_active,
+            .dim = static_cast<int32_t>(c.dim),
+            .max_rows = served.welcome.max_rows};
+  for (int layer = 0; layer < c.n_layers; ++layer) has_experts_.push_back(c.is_moe(layer));
+  decoded_ = Buffer(int64_t{shape_.max_rows} * shape_.dim * int64_t{sizeof(float)});
+  std::unique_lock lock(mutex_);
+  begins_ = true;
+  changed_.notify_all();
+  while (true) {
+    changed_.wait(lock, [&] { return !queue_.empty() || is_done_; });
+    if (queue_.empty()) return;
+    Peer& peer = *queue_.front();
+    queue_.pop_front();
+    lock.unlock();
+    compute(peer);
+    lock.lock();
+    peer.is_queued_ = false;
+    waiter_->wake();
+  }
+}
+
+void ExpertServer::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  waiter_->wake();
+}
+
+void ExpertServer::compute(Peer& peer) {
+  const auto& [head, ids, weights, rows] = peer.request();
+  const int64_t n = head.n_rows, n_active = shape_.n_active, dim = shape_.dim;
+  if (head.type == RowType::kBf16)
+    served_->team.run(n, [&](int64_t row, int) {
+      auto* const to = reinterpret_cast<float*>(decoded_.data()) + row * dim;
+      served_->kernels.decode(
+          {rows + row * dim * bytes_of(head.type), cpu::WeightType::kBF16, to, dim});
+    });
+  // The pool only reads what it is given.
+  const auto view = [&](const void* data, int64_t cols, DType of) {
+    return TensorView{const_cast<void*>(data), n, cols, cols, of};
+  };
+  const Ticket ticket = served_->experts.submit(
+      {.layer = head.layer,
+       .x = view(head.type == RowType::kBf16 ? decoded_.data() : rows, dim, DType::kF32),
+       .routing = {view(ids, n_active, DType::kI32), view(weights, n_active, DType::kF32)}});
+  const TensorView answer = peer.answer_rows();
+  std::memset(answer.data, 0, answer.rows * answer.row_bytes());
+  served_->experts.add_to(ticket, answer);
+}
+
+void ExpertServer::enqueue(Peer& peer) {
+  const std::lock_guard lock(mutex_);
+  peer.is_queued_ = true;
+  queue_.push_back(&peer);
+  changed_.notify_all();
+}
+
+void ExpertServer::serve_connections() {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return begins_ || is_done_; });
+  }
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_done_) break;
+      ends_ = ends_ || options_.is_asked_to_end();
+      if (ends_ && leave_by_ == Clock::time_point())
+        leave_by_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.drain);
+    }
+    if (leave_by_ == Clock::time_point()) {
+      accept();
+    } else if (listener_) {
+      listener_.reset();
+      say_goodbye();
+    }
+    progress_peers();
+    if (leave_by_ != Clock::time_point() && (peers_.empty() || Clock::now() >= leave_by_)) break;
+    waited_.clear();
+    for (const auto& peer : peers_)
+      if (!peer->is_idle()) waited_.push_back(peer->connection());
+    waiter_->wait(waited_, peers_.size() < kMostPeers ? listener_.get() : nullptr, longest_sleep());
+  }
+  const std::lock_guard lock(mutex_);
+  is_done_ = true;
+  changed_.notify_all();
+}
+
+void ExpertServer::accept() {
+  while (peers_.size() < kMostPeers) {
+    std::unique_ptr<MessageConnection> connection = listener_->accept();
+    if (!connection) return;
+    peers_.push_back(std::make_unique<Peer>(*this, std::move(connection)));
+  }
+}
+
+void ExpertServer::progress_peers() {
+  std::erase_if(peers_, [&](const std::unique_ptr<Peer>& peer) {
+    const bool was_served = peer->is_served();
+    if (peer->progress()) return false;
+    if (was_served) options_.note("a backbone has left");
+    return true;
+  });
+}
+
+// Backbones that are not served yet are not told, and cannot connect again.
+void ExpertServer::say_goodbye() {
+  std::erase_if(peers_, [](const std::unique_ptr<Peer>& peer) {
+    if (!peer->is_served()) return true;
+    try {
+      peer->say_goodbye();
+    } catch (const Error&) {  // progress_peers() removes it
+    }
+    return false;
+  });
+}
+
+std::chrono::nanoseconds ExpertServer::longest_sleep() const {
+  auto until = Clock::now() + kLongestSleep;
+  for (const auto& peer : peers_) until = std::min(until, peer->next_beat());
+  return until - Clock::now();
+}
+
+}  // namespace tandem

@@ -1,0 +1,111 @@
+// A backbone's connection to one expert worker. A thread of the link's own connects, listens to the
+// worker while no step uses the link, and connects again when it was lost; a step uses the
+// connection directly.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "core/clock.h"
+#include "ops/expert_pool.h"
+#include "transport/expert_messages.h"
+#include "transport/transport.h"
+
+namespace tandem {
+
+struct WorkerLinkOptions {
+  std::string address;
+  Secret secret = {};
+  std::chrono::milliseconds deadline{500};  // a worker that was silent for so long is down
+  // Called with one line when the worker is lost or is back, from the thread that has noticed it.
+  std::function<void(const std::string&)> note = [](const std::string&) {};
+};
+
+// Takes the answers of a worker.
+class AnswerSink {
+ public:
+  virtual ~AnswerSink() = default;
+  // The memory for the answer to this request. Throws ProtocolError if none of that number and
+  // length is under way.
+  virtual std::span<std::byte> place_of_answer(uint64_t number, uint64_t n_bytes) = 0;
+  virtual void answered(uint64_t number) = 0;
+};
+
+class WorkerLink {
+ public:
+  // The transport outlives the object.
+  WorkerLink(Transport& transport, WorkerLinkOptions options);
+  ~WorkerLink();
+  WorkerLink(const WorkerLink&) = delete;
+  WorkerLink& operator=(const WorkerLink&) = delete;
+
+  // Asks the worker what it has, on a connection of its own. Throws ConnectionError if it does not
+  // answer, and Error if it refuses the secret or the version.
+  WorkerWelcome ask();
+
+  // Connects from now on and keeps the connection. The worker must answer `expected`; requests have
+  // at most max_rows rows. `changed` is woken when the worker comes back; it outlives the link.
+  void keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed);
+
+  const std::string& address() const { return options_.address; }
+  std::chrono::milliseconds deadline() const { return options_.deadline; }
+  // Thread-safe. Whether the worker takes requests, since when it does not, and why.
+  bool is_up() const { return state_ == State::kUp; }
+  Clock::time_point down_since() const { return down_since_.load(); }
+  std::string why_down() const;
+  WorkerStatus status() const;
+
+  // The calls below are those of the thread that computes steps. Between a take() that returned
+  // true and release() it alone uses the connection, until one of them has found it lost.
+  bool take();  // false: the worker takes no requests
+  void release() { in_use_.unlock(); }
+  // Sends a request, whose parts must not change before the answer has come. Returns false if the
+  // connection is lost.
+  bool request(uint64_t number, std::span<const MessageBytes> body);
+  // Sends and receives without waiting. Returns false if the connection is lost, also because the
+  // worker was silent for longer than the deadline while it has requests.
+  bool progress(AnswerSink& sink);
+  bool is_sent() const { return connection_->is_sent(); }
+  int n_requests() const { return n_requests_; }  // that are not answered
+  MessageConnection* connection() const { return connection_.get(); }
+  // Closes the connection, because the requests are not wanted any more.
+  void drop();
+  void add_round_trip(double seconds) { seconds_ = seconds_ + seconds; }
+
+ private:
+  enum class State : uint8_t { kDown, kUp, kLeaving };
+  class Receiver;
+
+  void run();
+  void connect_again();
+  void listen();
+  void lose(const std::string& why, bool is_failure);
+
+  Transport& transport_;
+  const WorkerLinkOptions options_;
+  WorkerWelcome expected_;
+  int max_rows_ = 0;
+  MessageWaiter* changed_ = nullptr;
+
+  std::mutex in_use_;  // guards what follows
+  std::unique_ptr<MessageConnection> connection_;
+  int n_requests_ = 0;
+  Clock::time_point heard_{};
+
+  std::atomic<State> state_{State::kDown};
+  std::atomic<Clock::time_point> down_since_{Clock::time_point()};
+  std::atomic<int64_t> n_all_requests_{0}, n_failures_{0};
+  std::atomic<double> seconds_{0};
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable stopped_;
+  bool stops_ = false, begins_ = false;
+  std::string why_down_ = "it was never connected";
+  std::thread thread_;  // the last member: it uses all others
+};
+
+}  // namespace tandem

@@ -1,0 +1,141 @@
+// tandem worker: serves routed experts to backbones. The main thread loads and computes; another
+// one has the connections.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "cli/command_options.h"
+#include "cli/console.h"
+#include "cli/typed_options.h"
+#include "loader/loaded_experts.h"
+#include "transport/tcp.h"
+
+namespace tandem {
+namespace {
+
+// Set by SIGTERM and Ctrl-C, which end the program while it loads.
+volatile sig_atomic_t is_asked_to_end = 0;
+
+void end_after_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { is_asked_to_end = 1; };
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+// Text of this command's own, ended by a newline. Scripts wait for it, so it is written at once.
+void print_now(std::FILE* to, const std::string& line) {
+  fmt::print(to, "{}\n", line);
+  std::fflush(to);
+}
+
+std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+}  // namespace
+
+int worker_command(const Options& options) {
+  const ExpertWorkerOptions& w = options.worker;
+  require(w.chunk >= 1 && w.chunk <= kMaxStepTokens, "--chunk {}: must be between 1 and {}",
+          w.chunk, kMaxStepTokens);
+  const Secret secret = w.secret_file.empty() ? Secret() : Secret::from_file(w.secret_file);
+  const auto note = [&](const std::string& line) {
+    if (!options.quiet) print_now(stderr, line);
+  };
+  const std::unique_ptr<Transport> transport = tcp_transport();
+  ExpertServer server(*transport, {.address = w.listen,
+                                   .secret = secret,
+                                   .is_asked_to_end = [] { return is_asked_to_end != 0; },
+                                   .note = note});
+  LoadedExperts loaded({.directory = options.model.directory,
+                        .experts = w.experts,
+                        .isa = options.model.isa,
+                        .n_threads = options.model.n_threads,
+                        .format = w.format,
+                        .max_rows = w.chunk,
+                        .cache = options.model.cache,
+                        .cache_use = options.model.cache_use,
+                        .progress = load_progress(options.quiet),
+                        .write_progress = options.model.write_progress,
+                        .warn = options.model.warn});
+  end_after_signals();
+  print_now(stdout, fmt::format("listening on {}:{}", host_of(w.listen), server.port()));
+  server.run(loaded.served());
+  return 0;
+}
+
+void add_worker(CLI::App& app, Options& options, Command& command) {
+  ExpertWorkerOptions& w = options.worker;
+  CLI::App* worker =
+      app.add_subcommand("worker", "compute routed experts for backbones (--workers)");
+  worker->footer(
+      "Examples:\n"
+      "  tandem worker ./DeepSeek-R1 --experts 0-127 --listen 10.0.0.2:9000 --worker-secret key\n"
+      "  tandem worker ./DeepSeek-R1 --experts 128-255 --listen 10.0.0.3:9000 --worker-secret key\n"
+      "  tandem serve ./DeepSeek-R1 --workers 10.0.0.2:9000,10.0.0.3:9000 --worker-secret key\n"
+      "After SIGTERM a worker tells its backbones, answers what it has, and ends.");
+  worker->callback([&options, &command] {
+    command = worker_command;
+    if (options.model.directory.empty()) options.model.directory = embedded_model();
+    require_folder(options.model.directory);
+  });
+  worker->add_option("MODEL", options.model.directory,
+                     "Hugging Face model directory; without it, the embedded tiny-r1");
+  add_value(*worker, "--experts", w.experts,
+            "experts of every layer that it computes, such as 0-127 or 0-3,8-11; auto: all");
+  add_value(*worker, "--listen", w.listen,
+            "HOST:PORT to listen on, which is printed on standard output once the experts are "
+            "loaded; port 0: any free port");
+  worker->add_option("--worker-secret", w.secret_file,
+                     "file with a secret that backbones must know; needed where other machines can "
+                     "connect");
+  add_format(
+      *worker, "--format", w.format,
+      "format of the experts in memory: auto (as stored, or int8 or int4 where memory is too "
+      "small), fp8, bf16, int8, int4, int4-32 or int4-128");
+  add_value(*worker, "--chunk", w.chunk, "most rows of a request: tokens per step of a backbone");
+  add_threads(*worker, options.model.n_threads);
+  add_isa(*worker, options.model.isa,
+          "instruction set: auto, reference, avx2, avx512 or amx; workers with the same expert use "
+          "the same");
+  worker->add_option("--cache", options.model.cache,
+                     "folder of the packed cache; without it, $XDG_CACHE_HOME/tandem or "
+                     "~/.cache/tandem is read");
+  worker->add_flag("-q,--quiet", options.quiet, "print no progress and no backbones");
+}
+
+void add_workers(CLI::App& command, WorkerOptions& workers) {
+  command
+      .add_option("--workers", workers.addresses,
+                  "HOST:PORT of processes that compute routed experts (`tandem worker`), separated "
+                  "by commas; this process computes the experts that none of them has")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--worker-secret", workers.secret_file, "file with the secret of the workers");
+  command
+      .add_option_function<double>(
+          "--worker-deadline",
+          [&workers](double ms) {
+            require(ms >= 20 && ms <= 60'000,
+                    "--worker-deadline {:g}: must be between 20 and "
+                    "60000",
+                    ms);
+            workers.deadline = std::chrono::milliseconds(static_cast<int>(ms));
+          },
+          "ms after which a silent worker is replaced by another one that has its experts")
+      ->default_str(fmt::format("{}", workers.deadline.count()));
+  command
+      .add_option_function<double>(
+          "--worker-patience",
+          [&workers](double seconds) {
+            require(seconds >= 0 && seconds <= 86'400,
+                    "--worker-patience {:g}: must be between 0 and 86400", seconds);
+            workers.patience = std::chrono::duration<double>(seconds);
+          },
+          "seconds that answers wait for experts all of whose workers are down, before they "
+          "fail")
+      ->default_str(fmt::format("{:g}", workers.patience.count()));
+}
+
+}  // namespace tandem

@@ -1,0 +1,141 @@
+#include "loader/expert_workers.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "loader/model_identity.h"
+#include "transport/tcp.h"
+
+namespace tandem {
+namespace {
+
+WorkerWelcome welcome_of(WorkerLink& link, Clock::time_point until) {
+  constexpr std::chrono::milliseconds kAgain(200);
+  while (true) {
+    try {
+      return link.ask();
+    } catch (const ConnectionError& error) {
+      require_run(Clock::now() < until,
+                  "the worker {} does not answer: {}: start it, or leave it out", link.address(),
+                  error.what());
+    } catch (const ProtocolError& error) {
+      fail("{}: {}", link.address(), error.what());
+    }
+    std::this_thread::sleep_for(kAgain);
+  }
+}
+
+// Owners of the same expert must give the same bits, or a text would depend on who answered.
+void require_same_bits(const AskedWorkers& asked) {
+  for (size_t a = 0; a < asked.welcomes.size(); ++a)
+    for (size_t b = a + 1; b < asked.welcomes.size(); ++b) {
+      const WorkerWelcome &first = asked.welcomes[a], &second = asked.welcomes[b];
+      if (first.arithmetic == second.arithmetic) continue;
+      for (size_t expert = 0; expert < first.experts.size(); ++expert)
+        require(
+            !first.experts[expert] || !second.experts[expert],
+            "the workers {} and {} both have expert {}, and would compute different sums (\"{}\" "
+            "and \"{}\"): start them with the same --isa, --format and --threads, or with "
+            "different experts",
+            asked.links[a]->address(), asked.links[b]->address(), expert, first.arithmetic,
+            second.arithmetic);
+    }
+}
+
+std::vector<int> experts_without_worker(const Subject& subject) {
+  std::vector<int> experts;
+  for (int e = 0; e < subject.config.router.n_experts; ++e)
+    for (const std::vector<bool>& layer : subject.on_workers)
+      if (!layer.empty() && !layer[e]) {
+        experts.push_back(e);
+        break;
+      }
+  return experts;
+}
+
+}  // namespace
+
+void require_runs_with_workers(const ModelOptions& options) {
+  require(options.draft != DraftChoice::kMtp,
+          "--draft mtp: workers have no layers for multi-token prediction: use --draft lookup");
+  require(options.placement.empty(),
+          "--placement: the workers say which experts they have: leave it or --workers out");
+}
+
+AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
+                         const ModelConfig& config) {
+  const WorkerOptions& workers = options.workers;
+  const Secret secret =
+      workers.secret_file.empty() ? Secret() : Secret::from_file(workers.secret_file);
+  AskedWorkers asked{.transport = tcp_transport(), .links = {}, .welcomes = {}, .experts = {}};
+  for (const std::string& address : workers.addresses) {
+    require(std::count(workers.addresses.begin(), workers.addresses.end(), address) == 1,
+            "--workers: {} is there twice", address);
+    asked.links.push_back(std::make_unique<WorkerLink>(
+        *asked.transport, WorkerLinkOptions{.address = address,
+                                            .secret = secret,
+                                            .deadline = workers.deadline,
+                                            .note = options.note}));
+  }
+  const uint64_t mine = model_identity(store);
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(workers.patience);
+  std::vector<bool> owned(config.router.n_experts);
+  for (const auto& link : asked.links) {
+    const WorkerWelcome welcome = welcome_of(*link, until);
+    require(welcome.model == mine && std::ssize(welcome.experts) == config.router.n_experts &&
+                welcome.n_layers == config.n_layers && welcome.dim == config.dim &&
+                welcome.n_active == config.router.n_active,
+            "the worker {} has another model than {}: start both with copies of one checkpoint",
+            link->address(), store.directory());
+    for (size_t e = 0; e < owned.size(); ++e) owned[e] = owned[e] || welcome.experts[e];
+    asked.welcomes.push_back(welcome);
+  }
+  require_same_bits(asked);
+  asked.experts.resize(config.n_all_layers());
+  for (int layer = 0; layer < config.n_all_layers(); ++layer)
+    if (config.is_moe(layer)) asked.experts[layer] = owned;
+  return asked;
+}
+
+Decision decide_with_workers(const ModelOptions& options, const Subject& subject) {
+  const std::vector<int> here = experts_without_worker(subject);
+  try {
+    return decide(options, subject);
+  } catch (const Error& error) {
+    if (here.empty()) throw;
+    fail("no worker has experts {}, so this process would: {}", text_of_experts(here),
+         error.what());
+  }
+}
+
+std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked) {
+  const std::vector<std::unique_ptr<WorkerLink>>& links = asked.links;
+  for (size_t w = 0; w < links.size(); ++w)
+    require(
+        asked.welcomes[w].max_rows >= of.max_tokens,
+        "a step has up to {} tokens, and the worker {} takes {} rows: start it with --chunk {}, "
+        "or this program with a smaller step",
+        of.max_tokens, links[w]->address(), asked.welcomes[w].max_rows, of.max_tokens);
+  auto pool =
+      std::make_unique<WorkerExperts>(WorkerExpertsParts{.welcomes = asked.welcomes,
+                                                         .transport = *asked.transport,
+                                                         .kernels = of.kernels,
+                                                         .config = of.config,
+                                                         .local = of.local,
+                                                         .team = of.team,
+                                                         .max_tokens = of.max_tokens,
+                                                         .patience = of.options.workers.patience},
+                                      std::move(asked.links));
+  for (const Shard& shard : pool->shards()) {
+    std::string owners;
+    for (const int worker : shard.owners)
+      owners += (owners.empty() ? "" : " or ") + of.options.workers.addresses[worker];
+    of.options.note(fmt::format("experts {}: {}", text_of_experts(shard.experts),
+                                owners.empty() ? "this process" : owners));
+  }
+  if (!pool->await_workers())
+    of.options.warn("not all workers take requests yet: answers wait for them");
+  return pool;
+}
+
+}  // namespace tandem

@@ -1,0 +1,43 @@
+// Expert workers of a model that is being loaded: what they have, and the pool that uses them.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "io/weight_store.h"
+#include "loader/decision.h"
+#include "offload/workers/worker_experts.h"
+
+namespace tandem {
+
+struct AskedWorkers {
+  std::unique_ptr<Transport> transport;
+  std::vector<std::unique_ptr<WorkerLink>> links;
+  std::vector<WorkerWelcome> welcomes;     // [workers]
+  std::vector<std::vector<bool>> experts;  // Subject::on_workers
+};
+
+// Throws Error for options that a model with workers does not support.
+void require_runs_with_workers(const ModelOptions& options);
+
+// Asks each worker what it has, for at most the patience of the options. Throws Error for addresses
+// that are malformed or occur twice, a worker with another model or another secret, and workers
+// that have the same expert and would compute different bits; RunError for one that does not
+// answer. The threads of the links begin here, before those that compute.
+AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
+                         const ModelConfig& config);
+
+// decide(), whose Error then names the experts that no worker has.
+Decision decide_with_workers(const ModelOptions& options, const Subject& subject);
+
+struct WorkerExpertsOf {
+  const ModelOptions& options;
+  const cpu::KernelTable& kernels;
+  const ModelConfig& config;
+  CpuExperts& local;
+  Team& team;
+  int max_tokens;  // of a step
+};
+// Connects to the workers. Throws Error if a step may have more tokens than a worker takes rows.
+std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked);
+
+}  // namespace tandem

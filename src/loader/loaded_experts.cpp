@@ -1,0 +1,117 @@
+#include "loader/loaded_experts.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "core/machine_info.h"
+#include "io/json.h"
+#include "loader/model_identity.h"
+#include "loader/model_options.h"
+#include "loader/pack_weights.h"
+#include "model/checkpoint.h"
+#include "offload/plan/fit.h"
+#include "offload/workers/shards.h"
+
+namespace tandem {
+namespace {
+
+// A thread that computes experts hangs: backbones notice that the worker ends, and no hang.
+constexpr std::chrono::seconds kItemPatience(60);
+[[noreturn]] void end_worker() {
+  fmt::print(
+      stderr,
+      "error: a thread that computes experts has made no progress for {} s: the worker ends; "
+      "start it again\n",
+      kItemPatience.count());
+  std::_Exit(1);
+}
+
+}  // namespace
+
+LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
+    : config_(ModelConfig::from_directory(options.directory)),
+      kernels_(cpu::kernels_for(options.isa ? *options.isa : default_isa())),
+      topology_(with_threads(this_topology(), options.n_threads)) {
+  for (const std::string& line : topology_.notes) options.warn(line);
+  require(config_.router.n_experts > 0,
+          "{}: the model has no routed experts: there is nothing to "
+          "serve",
+          options.directory);
+  welcome_.experts = experts_from_text(options.experts, config_.router.n_experts, "--experts");
+  const WeightStore store(options.directory);
+  ModelWeights stored = stored_weights(store, config_);
+  const LoadPlan plan = {
+      .layout = {kernels_, layout(options, stored)},
+      .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
+      .cache_use = options.cache_use,
+      .n_threads = topology_.n_cores(),
+      .progress = options.progress,
+      .write_progress = options.write_progress,
+      .warn = options.warn};
+  LoadedWeights loaded = load_weights(store, stored, config_, plan, home_);
+  weights_ = std::move(loaded.weights);
+  report_ = loaded.report;
+  team_ = std::make_unique<Team>(topology_);
+  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, options.max_rows, *team_);
+  watch_ = std::make_unique<ProgressWatch>([this] { return team_->progress(); }, kItemPatience,
+                                           end_worker);
+  welcome_.model = model_identity(store);
+  welcome_.n_layers = config_.n_layers;
+  welcome_.n_active = config_.router.n_active;
+  welcome_.dim = static_cast<int32_t>(config_.dim);
+  welcome_.max_rows = options.max_rows;
+  welcome_.takes_bf16 = takes_bf16(*experts_, config_);
+  welcome_.arithmetic = arithmetic_text(kernels_, plan.layout.experts, weights_, config_);
+}
+
+// Nothing but the experts that it serves.
+ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options,
+                                    ModelWeights& stored) const {
+  Elsewhere elsewhere{.experts = {}, .backbone = true};
+  elsewhere.experts.resize(config_.n_layers);
+  for (int layer = 0; layer < config_.n_layers; ++layer) {
+    if (!config_.is_moe(layer)) continue;
+    elsewhere.experts[layer] = welcome_.experts;
+    elsewhere.experts[layer].flip();
+  }
+  const int64_t memory = machine_info().memory_bytes;
+  const HostMemory host = {memory, [&](const ExpertsLayout& experts) {
+                             return tandem::packed_bytes(stored, config_, home_, experts);
+                           }};
+  const FitRequest request = {.config = config_,
+                              .context = 0,
+                              .kv_fraction = 0,
+                              .max_kv_tokens = 0,
+                              .kv_type = DType::kBF16,
+                              .experts = options.format};
+  try {
+    return fit_host(request, host, elsewhere);
+  } catch (const Error&) {
+    ExpertsLayout asked(options.format);
+    asked.keep_elsewhere(elsewhere);
+    fail(
+        "the experts of --experts {} need {:.1f} GB of memory{} and this machine has {:.1f} GB: "
+        "name fewer of them, or use --format int4",
+        options.experts, host.bytes(asked) * 1e-9,
+        options.format ? " as " + format_name(*options.format) : "", memory * 1e-9);
+  }
+}
+
+std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
+                            const ModelWeights& weights, const ModelConfig& config) {
+  const std::optional<WeightFormat>& format = layout.format(0);
+  std::string text = fmt::format("kernels {}, experts {}, columns", kernels.name,
+                                 format ? format_name(*format) : "as stored");
+  if (weights.slices.empty()) text += fmt::format(" {}", config.expert_dim);
+  for (const Slice& slice : weights.slices) text += fmt::format(" {}", slice.n);
+  return text;
+}
+
+bool takes_bf16(const CpuExperts& experts, const ModelConfig& config) {
+  const std::vector<cpu::ActivationType> types = experts.activations();
+  for (int layer = 0; layer < config.n_layers; ++layer)
+    if (config.is_moe(layer) && types[layer] != cpu::ActivationType::kBF16) return false;
+  return true;
+}
+
+}  // namespace tandem

@@ -1,0 +1,57 @@
+// The part of a checkpoint that an expert worker needs: its routed experts, and what computes them.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "core/progress_watch.h"
+#include "loader/load_weights.h"
+#include "offload/workers/expert_server.h"
+
+namespace tandem {
+
+struct LoadedExpertsOptions {
+  std::string directory;
+  std::string experts = "auto";             // experts_from_text()
+  std::optional<cpu::Isa> isa = {};         // empty: default_isa()
+  int n_threads = 0;                        // 0: one per core
+  std::optional<WeightFormat> format = {};  // empty: as stored, or what fits the memory
+  int max_rows = 0;                         // of a request
+  std::string cache = {};                   // as ModelOptions
+  CacheUse cache_use = CacheUse::kRead;
+  LoadProgress progress = {}, write_progress = {};
+  std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
+};
+
+class LoadedExperts {
+ public:
+  // Throws Error for invalid options or checkpoints, and for too little memory. The calling thread
+  // becomes one of the team.
+  explicit LoadedExperts(const LoadedExpertsOptions& options);
+
+  ServedExperts served() { return {config_, kernels_, *experts_, *team_, welcome_}; }
+  CpuExperts& experts() { return *experts_; }
+  const LoadReport& load_report() const { return report_; }
+
+ private:
+  ExpertsLayout layout(const LoadedExpertsOptions& options, ModelWeights& stored) const;
+
+  const ModelConfig config_;
+  const cpu::KernelTable kernels_;
+  const Topology topology_;
+  CpuWeights home_{kernels_, topology_};
+  ModelWeights weights_;
+  LoadReport report_;
+  std::unique_ptr<Team> team_;
+  std::unique_ptr<CpuExperts> experts_;
+  std::unique_ptr<ProgressWatch> watch_;
+  WorkerWelcome welcome_;
+};
+
+// The text of WorkerWelcome::arithmetic: what decides the bits of a sum of these experts.
+std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
+                            const ModelWeights& weights, const ModelConfig& config);
+
+// Whether all layers with experts round rows to BF16.
+bool takes_bf16(const CpuExperts& experts, const ModelConfig& config);
+
+}  // namespace tandem

@@ -1,0 +1,130 @@
+#include "transport/expert_messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/rounding.h"
+
+namespace tandem {
+namespace {
+
+struct WelcomeHead {
+  uint64_t model;
+  int32_t n_layers, n_active, dim, max_rows;
+  uint32_t takes_bf16, n_experts, n_text, zero;
+};
+
+constexpr uint32_t kMostText = 1000;
+
+template <class... Args>
+void require_protocol(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) throw ProtocolError(fmt::format(message, std::forward<Args>(args)...));
+}
+
+template <class T>
+T value_from(MessageBytes body) {
+  require_protocol(body.size() >= sizeof(T), "a message of {} bytes is too short", body.size());
+  T value;
+  std::memcpy(&value, body.data(), sizeof value);
+  return value;
+}
+
+}  // namespace
+
+void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
+                           const std::string& peer) {
+  require_protocol(theirs.version == mine.version,
+                   "{} speaks version {} of the protocol, and this program version {}: use the "
+                   "same version of tandem for both",
+                   peer, theirs.version, mine.version);
+  require_protocol((theirs.has_secret != 0) == (mine.has_secret != 0),
+                   "{} has {}: give both the same --worker-secret, or neither", peer,
+                   theirs.has_secret != 0 ? "a secret, and this program none"
+                                          : "no secret, and this program one");
+}
+
+std::vector<std::byte> bytes_of(const WorkerWelcome& w) {
+  check(w.arithmetic.size() <= kMostText, "a short text");
+  const WelcomeHead head = {.model = w.model,
+                            .n_layers = w.n_layers,
+                            .n_active = w.n_active,
+                            .dim = w.dim,
+                            .max_rows = w.max_rows,
+                            .takes_bf16 = w.takes_bf16,
+                            .n_experts = static_cast<uint32_t>(w.experts.size()),
+                            .n_text = static_cast<uint32_t>(w.arithmetic.size()),
+                            .zero = 0};
+  std::vector<std::byte> body(sizeof head + w.experts.size() + w.arithmetic.size());
+  std::memcpy(body.data(), &head, sizeof head);
+  for (size_t e = 0; e < w.experts.size(); ++e)
+    body[sizeof head + e] = std::byte{static_cast<uint8_t>(w.experts[e])};
+  if (!w.arithmetic.empty())
+    std::memcpy(body.data() + sizeof head + w.experts.size(), w.arithmetic.data(),
+                w.arithmetic.size());
+  check(body.size() <= kMostWelcomeBytes, "a welcome that its receiver takes");
+  return body;
+}
+
+WorkerWelcome welcome_from(MessageBytes body) {
+  const auto head = value_from<WelcomeHead>(body);
+  require_protocol(head.n_text <= kMostText &&
+                       sizeof head + uint64_t{head.n_experts} + head.n_text == body.size(),
+                   "a welcome of {} bytes, with {} experts and a text of {} bytes", body.size(),
+                   head.n_experts, head.n_text);
+  require_protocol(head.max_rows > 0, "a worker that takes {} rows", head.max_rows);
+  WorkerWelcome w = {.model = head.model,
+                     .n_layers = head.n_layers,
+                     .n_active = head.n_active,
+                     .dim = head.dim,
+                     .max_rows = head.max_rows,
+                     .takes_bf16 = head.takes_bf16 != 0,
+                     .experts = std::vector<bool>(head.n_experts),
+                     .arithmetic = std::string(head.n_text, ' ')};
+  const MessageBytes flags = body.subspan(sizeof head, head.n_experts);
+  for (size_t e = 0; e < flags.size(); ++e) w.experts[e] = flags[e] != std::byte{0};
+  const MessageBytes text = body.subspan(sizeof head + head.n_experts);
+  std::transform(text.begin(), text.end(), w.arithmetic.begin(), [](std::byte b) {
+    const char c = static_cast<char>(b);
+    return c >= ' ' && c <= '~' ? c : '?';  // it is printed
+  });
+  return w;
+}
+
+WorkerSetup worker_setup_from(MessageBytes body, int32_t max_rows) {
+  const auto setup = value_from<WorkerSetup>(body);
+  require_protocol(body.size() == sizeof setup, "a setup of {} bytes", body.size());
+  require_protocol(setup.beat_ms > 0 && setup.beat_ms <= kMostBeatMs, "beats of {} ms",
+                   setup.beat_ms);
+  require_protocol(setup.max_rows > 0 && setup.max_rows <= static_cast<uint32_t>(max_rows),
+                   "requests of {} rows, where {} are taken", setup.max_rows, max_rows);
+  return setup;
+}
+
+int64_t RequestShape::rows_at(int64_t n_rows) const {
+  constexpr int64_t kAlignment = 64;
+  return round_up(static_cast<int64_t>(sizeof(RequestHead)) + n_rows * n_active * 8, kAlignment);
+}
+
+ExpertRequest request_from(MessageBytes body, const RequestShape& shape,
+                           const std::vector<bool>& has_experts, const std::vector<bool>& experts) {
+  const auto head = value_from<RequestHead>(body);
+  require_protocol(head.n_rows > 0 && head.n_rows <= shape.max_rows,
+                   "a request of {} rows, where {} are taken", head.n_rows, shape.max_rows);
+  require_protocol(head.type == RowType::kF32 || head.type == RowType::kBf16,
+                   "rows of the unknown type {}", static_cast<int32_t>(head.type));
+  require_protocol(std::ssize(body) == shape.bytes(head.n_rows, head.type),
+                   "a request of {} bytes for {} rows", body.size(), head.n_rows);
+  require_protocol(
+      head.layer >= 0 && head.layer < std::ssize(has_experts) && has_experts[head.layer],
+      "layer {} has no routed experts", head.layer);
+  const int64_t n_pairs = int64_t{head.n_rows} * shape.n_active;
+  const auto* const ids = reinterpret_cast<const int32_t*>(body.data() + sizeof head);
+  for (int64_t i = 0; i < n_pairs; ++i)
+    require_protocol(
+        ids[i] == -1 || (ids[i] >= 0 && ids[i] < std::ssize(experts) && experts[ids[i]]),
+        "expert {} is not here", ids[i]);
+  return {head, ids, reinterpret_cast<const float*>(ids + n_pairs),
+          body.data() + shape.rows_at(head.n_rows)};
+}
+
+}  // namespace tandem

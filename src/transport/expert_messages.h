@@ -1,0 +1,84 @@
+// What backbones and expert workers say to each other: the bodies of the messages, and functions
+// that read them from bytes of a peer. All numbers are little-endian.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "transport/message.h"
+#include "transport/secret.h"
+
+namespace tandem {
+
+constexpr uint32_t kProtocolVersion = 1;
+
+// From both sides, first.
+struct WorkerHello {
+  uint32_t version = kProtocolVersion;
+  uint32_t has_secret = 0;
+  Nonce nonce{};
+};
+// Throws ProtocolError for another version, and when only one side has a secret. `peer` is what the
+// message calls the other side.
+void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
+                           const std::string& peer);
+
+struct WorkerVerdict {
+  uint32_t accepted = 0;
+  Mac proof{};
+};
+
+// What a worker has.
+struct WorkerWelcome {
+  uint64_t model = 0;  // model_identity()
+  int32_t n_layers = 0, n_active = 0, dim = 0;
+  int32_t max_rows = 0;       // of a request
+  bool takes_bf16 = false;    // its kernels round rows to BF16 anyway
+  std::vector<bool> experts;  // [n_experts] those that it computes, of every layer with experts
+  // Kernels, format of the experts and slices: workers with the same text give the same bits.
+  std::string arithmetic;
+  bool operator==(const WorkerWelcome&) const = default;
+};
+constexpr uint64_t kMostWelcomeBytes = 1 << 16;
+std::vector<std::byte> bytes_of(const WorkerWelcome& welcome);
+// Throws ProtocolError.
+WorkerWelcome welcome_from(MessageBytes body);
+
+struct WorkerSetup {
+  uint32_t beat_ms = 0;   // the worker is never silent for longer
+  uint32_t max_rows = 0;  // of a request
+};
+constexpr uint32_t kMostBeatMs = 60'000;
+// Throws ProtocolError.
+WorkerSetup worker_setup_from(MessageBytes body, int32_t max_rows);
+
+enum class RowType : int32_t { kF32, kBf16 };
+constexpr int64_t bytes_of(RowType type) { return type == RowType::kF32 ? 4 : 2; }
+
+// A request begins with this; ids kI32 [n_rows, n_active] and weights kF32 of the same shape
+// follow, zeros up to a multiple of 64 bytes, and the rows [n_rows, dim]. The answer is kF32
+// [n_rows, dim]: the sum of weight * expert(row) over the experts of each row, in ascending order.
+struct RequestHead {
+  int32_t layer = 0, n_rows = 0;
+  RowType type = RowType::kF32;
+  int32_t zero = 0;
+};
+struct RequestShape {
+  int32_t n_active, dim, max_rows;
+  int64_t rows_at(int64_t n_rows) const;  // the byte at which the rows begin
+  int64_t bytes(int64_t n_rows, RowType type) const {
+    return rows_at(n_rows) + n_rows * dim * bytes_of(type);
+  }
+};
+struct ExpertRequest {
+  RequestHead head;
+  const int32_t* ids;
+  const float* weights;
+  const std::byte* rows;
+};
+// Views of `body`, which is aligned to 64 bytes. Throws ProtocolError for another length than the
+// head states, a layer that `has_experts` [n_layers] denies, and an id that is neither -1 nor one
+// of `experts`.
+ExpertRequest request_from(MessageBytes body, const RequestShape& shape,
+                           const std::vector<bool>& has_experts, const std::vector<bool>& experts);
+
+}  // namespace tandem

@@ -1,0 +1,77 @@
+// Messages between two processes: a header of fixed size, and a body whose length the receiver
+// accepts or refuses before it has a byte of it.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/run_error.h"
+
+namespace tandem {
+
+using MessageBytes = std::span<const std::byte>;
+
+enum class MessageKind : uint16_t {
+  kHello = 1,  // both ways: version and nonce
+  kProof,      // from the backbone: it knows the secret
+  kVerdict,    // from the worker: whether that is so, and that it knows the secret too
+  kWelcome,    // from the worker: its model and its experts
+  kSetup,      // from the backbone: how it will use them
+  kReady,      // from the worker: it takes requests
+  kRequest,    // from the backbone: rows of one layer
+  kAnswer,     // from the worker: their sums, under the number of the request
+  kBeat,       // from the worker: it is alive
+  kGoodbye,    // from the worker: it answers what it has, and takes no more requests
+};
+constexpr auto kLastMessageKind = MessageKind::kGoodbye;
+
+struct MessageHeader {
+  static constexpr uint32_t kMagic = 0x6d646e74;  // "tndm"
+  uint32_t magic = kMagic;
+  MessageKind kind{};
+  uint16_t zero = 0;
+  uint64_t number = 0;   // of the request; 0 for other kinds
+  uint64_t n_bytes = 0;  // of the body
+};
+static_assert(sizeof(MessageHeader) == 24);
+
+// The peer does not keep to the protocol, or is no tandem at all.
+struct ProtocolError : RunError {
+  using RunError::RunError;
+};
+// The connection was closed or reset, or could not be made.
+struct ConnectionError : RunError {
+  using RunError::RunError;
+};
+
+// What takes the messages of a connection.
+class MessageSink {
+ public:
+  virtual ~MessageSink() = default;
+  // The memory for the body of a message, n_bytes of the header. Throws ProtocolError for a kind or
+  // a length that is not expected now.
+  virtual std::span<std::byte> place(const MessageHeader& header) = 0;
+  // The body is in its place. Throws ProtocolError for one that is malformed.
+  virtual void arrived(const MessageHeader& header) = 0;
+};
+
+// Divides a stream of bytes into messages.
+class MessageReader {
+ public:
+  // Where the next bytes of the stream are to be written; never empty.
+  std::span<std::byte> wanted() {
+    if (n_header_ < sizeof header_) return std::span(header_).subspan(n_header_);
+    return body_;
+  }
+  // So many bytes of wanted() were written. Throws what the sink throws, and ProtocolError for
+  // bytes that are no header; then nothing more is to be read.
+  void received(size_t n, MessageSink& sink);
+
+ private:
+  std::array<std::byte, sizeof(MessageHeader)> header_;
+  size_t n_header_ = 0;
+  std::span<std::byte> body_;  // what is missing of it
+};
+
+}  // namespace tandem

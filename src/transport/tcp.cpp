@@ -1,0 +1,237 @@
+#include "transport/tcp.h"
+
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <deque>
+#include <vector>
+
+#include "core/clock.h"
+
+namespace tandem {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+struct HostAndPort {
+  std::string host, port;
+};
+
+HostAndPort parsed(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  require(colon != std::string::npos && colon > 0, "{}: an address is HOST:PORT", address);
+  HostAndPort parts = {address.substr(0, colon), address.substr(colon + 1)};
+  const bool is_number = !parts.port.empty() && parts.port.size() <= 5 &&
+                         parts.port.find_first_not_of("0123456789") == std::string::npos;
+  require(is_number && std::stoi(parts.port) < 65536,
+          "{}: the port must be a number between 0 and 65535", address);
+  if (parts.host.front() == '[' && parts.host.back() == ']')
+    parts.host = parts.host.substr(1, parts.host.size() - 2);
+  return parts;
+}
+
+bool would_block(const error_code& error) {
+  return error == asio::error::would_block || error == asio::error::try_again;
+}
+
+[[noreturn]] void fail_with(const error_code& error) {
+  throw ConnectionError(error == asio::error::eof ? "connection closed" : error.message());
+}
+
+template <int kName>
+using TcpNumber = asio::detail::socket_option::integer<IPPROTO_TCP, kName>;
+
+class TcpConnection final : public MessageConnection {
+ public:
+  explicit TcpConnection(tcp::socket socket) : socket_(std::move(socket)) {
+    error_code ignored;  // every option only improves what works without
+    socket_.set_option(tcp::no_delay(true), ignored);
+    socket_.set_option(asio::socket_base::keep_alive(true), ignored);
+    socket_.set_option(TcpNumber<TCP_KEEPIDLE>(5), ignored);
+    socket_.set_option(TcpNumber<TCP_KEEPINTVL>(5), ignored);
+    socket_.set_option(TcpNumber<TCP_KEEPCNT>(2), ignored);
+    socket_.set_option(TcpNumber<TCP_USER_TIMEOUT>(15'000), ignored);
+    socket_.non_blocking(true);
+  }
+
+  void send(MessageKind kind, uint64_t number, std::span<const MessageBytes> body) override {
+    MessageHeader& header = headers_.emplace_back();
+    header.kind = kind;
+    header.number = number;
+    unsent_.emplace_back(&header, sizeof header);
+    for (const MessageBytes part : body) {
+      header.n_bytes += part.size();
+      if (!part.empty()) unsent_.emplace_back(part.data(), part.size());
+    }
+    send_some();
+  }
+
+  bool is_sent() const override { return n_sent_ == unsent_.size(); }
+
+  bool progress(MessageSink& sink) override {
+    send_some();
+    bool any = false;
+    while (reads_) {
+      const std::span<std::byte> to = reader_.wanted();
+      error_code error;
+      const size_t n = socket_.read_some(asio::buffer(to.data(), to.size()), error);
+      if (would_block(error)) break;
+      if (error) fail_with(error);
+      any = true;
+      reader_.received(n, sink);
+    }
+    return any;
+  }
+
+  void set_reading(bool reads) override { reads_ = reads; }
+
+  pollfd polled() {
+    const int events = (reads_ ? POLLIN : 0) | (is_sent() ? 0 : POLLOUT);
+    return {socket_.native_handle(), static_cast<short>(events), 0};
+  }
+
+ private:
+  void send_some() {
+    constexpr size_t kMostParts = 64;  // that Asio writes at a time
+    while (!is_sent()) {
+      const auto parts = std::span(unsent_).subspan(n_sent_);
+      error_code error;
+      size_t n = socket_.write_some(parts.first(std::min(parts.size(), kMostParts)), error);
+      if (would_block(error)) return;
+      if (error) fail_with(error);
+      for (; n > 0 && n >= unsent_[n_sent_].size(); ++n_sent_) n -= unsent_[n_sent_].size();
+      if (n > 0) unsent_[n_sent_] += n;
+    }
+    unsent_.clear();
+    headers_.clear();
+    n_sent_ = 0;
+  }
+
+  tcp::socket socket_;
+  MessageReader reader_;
+  std::deque<MessageHeader> headers_;       // of the messages in unsent_
+  std::vector<asio::const_buffer> unsent_;  // parts, of which the first n_sent_ have left
+  size_t n_sent_ = 0;
+  bool reads_ = true;
+};
+
+class TcpListener final : public MessageListener {
+ public:
+  explicit TcpListener(tcp::acceptor acceptor) : acceptor_(std::move(acceptor)) {
+    acceptor_.non_blocking(true);
+  }
+  std::unique_ptr<MessageConnection> accept() override {
+    error_code error;
+    tcp::socket socket = acceptor_.accept(error);
+    return error ? nullptr : std::make_unique<TcpConnection>(std::move(socket));
+  }
+  int port() const override { return acceptor_.local_endpoint().port(); }
+  bool is_local() const override { return acceptor_.local_endpoint().address().is_loopback(); }
+  pollfd polled() { return {acceptor_.native_handle(), POLLIN, 0}; }
+
+ private:
+  tcp::acceptor acceptor_;
+};
+
+class TcpWaiter final : public MessageWaiter {
+ public:
+  TcpWaiter() : wakes_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    require(wakes_ >= 0, "no file descriptor is left: raise the limit (ulimit -n)");
+  }
+  ~TcpWaiter() override { close(wakes_); }
+
+  void wait(std::span<MessageConnection* const> connections, MessageListener* listener,
+            std::chrono::nanoseconds at_most) override {
+    polled_.clear();
+    polled_.push_back({wakes_, POLLIN, 0});
+    if (listener) polled_.push_back(static_cast<TcpListener*>(listener)->polled());
+    for (MessageConnection* const connection : connections)
+      polled_.push_back(static_cast<TcpConnection*>(connection)->polled());
+    const int64_t ns = std::max<int64_t>(0, at_most.count());
+    const timespec timeout = {ns / 1'000'000'000, ns % 1'000'000'000};
+    if (ppoll(polled_.data(), polled_.size(), &timeout, nullptr) <= 0) return;
+    uint64_t n_wakes = 0;
+    if (polled_[0].revents != 0) (void)!read(wakes_, &n_wakes, sizeof n_wakes);
+  }
+
+  void wake() override {
+    const uint64_t one = 1;
+    (void)!write(wakes_, &one, sizeof one);
+  }
+
+ private:
+  const int wakes_;
+  std::vector<pollfd> polled_;
+};
+
+class TcpTransport final : public Transport {
+ public:
+  std::unique_ptr<MessageConnection> connect(const std::string& address,
+                                             std::chrono::milliseconds at_most) override {
+    const HostAndPort parts = parsed(address);
+    asio::io_context io;
+    error_code error;
+    const auto found = tcp::resolver(io).resolve(parts.host, parts.port, error);
+    if (error) throw ConnectionError(error.message());
+    const auto until = Clock::now() + at_most;
+    for (const auto& entry : found) {
+      tcp::socket socket(io_);
+      if (connects(socket, entry.endpoint(), until, error))
+        return std::make_unique<TcpConnection>(std::move(socket));
+    }
+    throw ConnectionError(error.message());
+  }
+
+  std::unique_ptr<MessageListener> listen(const std::string& address) override {
+    const HostAndPort parts = parsed(address);
+    error_code error;
+    const auto found =
+        tcp::resolver(io_).resolve(parts.host, parts.port, tcp::resolver::passive, error);
+    require(!error && !found.empty(), "cannot listen on {}: {}", address, error.message());
+    const tcp::endpoint endpoint = found.begin()->endpoint();
+    tcp::acceptor acceptor(io_);
+    acceptor.open(endpoint.protocol(), error);
+    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+    require(!error, "cannot listen on {}: {}; choose another address or port", address,
+            error.message());
+    return std::make_unique<TcpListener>(std::move(acceptor));
+  }
+
+  std::unique_ptr<MessageWaiter> waiter() override { return std::make_unique<TcpWaiter>(); }
+
+ private:
+  static bool connects(tcp::socket& socket, const tcp::endpoint& endpoint, Clock::time_point until,
+                       error_code& error) {
+    socket.open(endpoint.protocol(), error);
+    if (!error) socket.non_blocking(true, error);
+    if (!error) socket.connect(endpoint, error);
+    if (error != asio::error::in_progress && !would_block(error)) return !error;
+    pollfd polled = {socket.native_handle(), POLLOUT, 0};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    if (poll(&polled, 1, std::max(0, static_cast<int>(left.count()))) <= 0) {
+      error = asio::error::timed_out;
+      return false;
+    }
+    int status = 0;
+    socklen_t bytes = sizeof status;
+    getsockopt(socket.native_handle(), SOL_SOCKET, SO_ERROR, &status, &bytes);
+    error.assign(status, boost::system::system_category());
+    return status == 0;
+  }
+
+  asio::io_context io_;  // which owns the sockets and never runs
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> tcp_transport() { return std::make_unique<TcpTransport>(); }
+
+}  // namespace tandem

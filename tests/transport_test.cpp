@@ -1,0 +1,260 @@
+// Messages over TCP on this machine: bodies of many parts, connections that end, strangers, and the
+// proof of a shared secret.
+#include "transport/transport.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "tests/error_of.h"
+#include "tests/temp_directory.h"
+#include "transport/secret.h"
+#include "transport/tcp.h"
+
+namespace tandem {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::vector<std::byte> pattern(size_t n, int seed) {
+  std::vector<std::byte> bytes(n);
+  for (size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::byte>((i * 31 + i / 251 + seed) % 256);
+  return bytes;
+}
+
+// Keeps what comes, and refuses bodies above a limit.
+class Kept final : public MessageSink {
+ public:
+  struct Message {
+    MessageHeader header;
+    std::vector<std::byte> body;
+  };
+  explicit Kept(uint64_t most_bytes = 1 << 30) : most_bytes_(most_bytes) {}
+  std::span<std::byte> place(const MessageHeader& header) override {
+    if (header.n_bytes > most_bytes_) throw ProtocolError("too long");
+    body_.assign(header.n_bytes, std::byte{0xee});
+    return body_;
+  }
+  void arrived(const MessageHeader& header) override { messages.push_back({header, body_}); }
+  std::vector<Message> messages;
+
+ private:
+  const uint64_t most_bytes_;
+  std::vector<std::byte> body_;
+};
+
+struct Pair {
+  std::unique_ptr<Transport> transport = tcp_transport();
+  std::unique_ptr<MessageListener> listener = transport->listen("127.0.0.1:0");
+  std::unique_ptr<MessageWaiter> waiter = transport->waiter();
+  std::unique_ptr<MessageConnection> client, server;
+  Kept to_client, to_server;
+
+  Pair() {
+    client = transport->connect(address(), milliseconds(5000));
+    while (!(server = listener->accept())) waiter->wait({}, listener.get(), milliseconds(1000));
+  }
+  std::string address() const { return "127.0.0.1:" + std::to_string(listener->port()); }
+  // Until so many messages have come to the server and the client.
+  void exchange(size_t n_to_server, size_t n_to_client) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (to_server.messages.size() < n_to_server || to_client.messages.size() < n_to_client) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end);
+      client->progress(to_client);
+      server->progress(to_server);
+      MessageConnection* const both[] = {client.get(), server.get()};
+      waiter->wait(both, nullptr, milliseconds(10));
+    }
+  }
+};
+
+TEST(Transport, CarriesMessagesOfManyPartsInOrder) {
+  Pair pair;
+  const std::vector<std::byte> all = pattern(300'000, 7);
+  std::vector<MessageBytes> parts;  // 300 of them, and some are empty
+  for (size_t i = 0; i < 300; ++i) {
+    parts.push_back(std::span(all).subspan(i * 1000, 1000));
+    if (i % 50 == 0) parts.push_back({});
+  }
+  const std::vector<std::byte> large = pattern(9'000'001, 3);
+  const MessageBytes large_part = large;
+  pair.client->send(MessageKind::kRequest, 5, parts);
+  pair.client->send(MessageKind::kBeat, 0, {});
+  pair.client->send(MessageKind::kRequest, 6, std::span(&large_part, 1));
+  EXPECT_FALSE(pair.client->is_sent()) << "the sockets do not hold 9 MB";
+  pair.server->send(MessageKind::kAnswer, 1ULL << 40, std::span(&large_part, 1));
+  pair.exchange(3, 1);
+  EXPECT_TRUE(pair.client->is_sent());
+  const auto& got = pair.to_server.messages;
+  EXPECT_EQ(got[0].header.kind, MessageKind::kRequest);
+  EXPECT_EQ(got[0].header.number, 5u);
+  EXPECT_EQ(got[0].body, all);
+  EXPECT_EQ(got[1].header.kind, MessageKind::kBeat);
+  EXPECT_TRUE(got[1].body.empty());
+  EXPECT_EQ(got[2].header.number, 6u);
+  EXPECT_EQ(got[2].body, large);
+  EXPECT_EQ(pair.to_client.messages[0].header.number, 1ULL << 40);
+  EXPECT_EQ(pair.to_client.messages[0].body, large);
+}
+
+TEST(Transport, LeavesMessagesThatAreNotRead) {
+  Pair pair;
+  pair.server->set_reading(false);
+  pair.client->send(MessageKind::kBeat, 0, {});
+  MessageConnection* const server = pair.server.get();
+  for (int i = 0; i < 5; ++i) {
+    pair.waiter->wait(std::span(&server, 1), nullptr, milliseconds(5));
+    EXPECT_FALSE(pair.server->progress(pair.to_server));
+  }
+  EXPECT_TRUE(pair.to_server.messages.empty());
+  pair.server->set_reading(true);
+  pair.exchange(1, 0);
+}
+
+TEST(Transport, ReportsTheEndOfAConnection) {
+  Pair pair;
+  pair.server.reset();
+  MessageConnection* const client = pair.client.get();
+  pair.waiter->wait(std::span(&client, 1), nullptr, milliseconds(5000));
+  EXPECT_TRUE(says(error_of([&] { pair.client->progress(pair.to_client); }), "connection closed"));
+  const std::string address = pair.address();
+  pair.listener.reset();
+  EXPECT_TRUE(says(error_of([&] { pair.transport->connect(address, milliseconds(1000)); }),
+                   "Connection refused"));
+}
+
+TEST(Transport, WakesAWaiter) {
+  const auto transport = tcp_transport();
+  const auto waiter = transport->waiter();
+  std::thread other([&] { waiter->wake(); });
+  const auto begin = std::chrono::steady_clock::now();
+  waiter->wait({}, nullptr, std::chrono::seconds(30));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  other.join();
+}
+
+TEST(Transport, RefusesAddresses) {
+  const auto transport = tcp_transport();
+  for (const char* address : {"", "host", ":9000", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1",
+                              "127.0.0.1:65536", "127.0.0.1:123456"}) {
+    EXPECT_NE(error_of([&] { transport->listen(address); }), "no error") << address;
+    EXPECT_NE(error_of([&] { transport->connect(address, milliseconds(100)); }), "no error")
+        << address;
+  }
+  const auto listener = transport->listen("127.0.0.1:0");
+  EXPECT_TRUE(listener->is_local());
+  const std::string taken = "127.0.0.1:" + std::to_string(listener->port());
+  EXPECT_TRUE(says(error_of([&] { transport->listen(taken); }), "choose another address or port"));
+  EXPECT_FALSE(transport->listen("0.0.0.0:0")->is_local());
+}
+
+// The bytes of a message as they are sent.
+std::vector<std::byte> sent_bytes(MessageHeader header, const std::vector<std::byte>& body) {
+  header.n_bytes = body.size();
+  std::vector<std::byte> bytes(sizeof header);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  bytes.insert(bytes.end(), body.begin(), body.end());
+  return bytes;
+}
+
+// Gives the reader at most `most` bytes at a time; returns how many it took before it refused.
+size_t read_all(MessageReader& reader, MessageSink& sink, const std::vector<std::byte>& bytes,
+                size_t most) {
+  size_t at = 0;
+  try {
+    while (at < bytes.size()) {
+      const std::span<std::byte> to = reader.wanted();
+      EXPECT_FALSE(to.empty());
+      const size_t n = std::min({most, to.size(), bytes.size() - at});
+      std::memcpy(to.data(), bytes.data() + at, n);
+      at += n;
+      reader.received(n, sink);
+    }
+  } catch (const ProtocolError&) {
+  }
+  return at;
+}
+
+TEST(MessageReader, DoesNotDependOnHowBytesArrive) {
+  std::vector<std::byte> bytes;
+  for (const size_t n : {0, 1, 100, 0}) {
+    const auto message =
+        sent_bytes({.kind = MessageKind::kRequest, .number = n}, pattern(n, static_cast<int>(n)));
+    bytes.insert(bytes.end(), message.begin(), message.end());
+  }
+  for (const size_t most : {1, 2, 7, 24, 1000}) {
+    MessageReader reader;
+    Kept kept;
+    EXPECT_EQ(read_all(reader, kept, bytes, most), bytes.size());
+    ASSERT_EQ(kept.messages.size(), 4u) << most;
+    EXPECT_EQ(kept.messages[2].body, pattern(100, 100));
+    EXPECT_EQ(kept.messages[3].header.number, 0u);
+  }
+}
+
+TEST(MessageReader, RefusesStrangersAtTheirFirstBytes) {
+  const std::string http = "GET / HTTP/1.1\r\n\r\n and more than a header";
+  std::vector<std::byte> bytes(http.size());
+  std::memcpy(bytes.data(), http.data(), http.size());
+  MessageReader reader;
+  Kept kept;
+  EXPECT_EQ(read_all(reader, kept, bytes, 1), 4u) << "the four bytes of the magic number";
+
+  for (const uint16_t kind : {uint16_t{0}, static_cast<uint16_t>(11), uint16_t{65535}}) {
+    MessageReader of_kind;
+    EXPECT_EQ(read_all(of_kind, kept, sent_bytes({.kind = MessageKind{kind}}, pattern(10, 0)), 1),
+              sizeof(MessageHeader));
+  }
+  MessageReader long_body;
+  Kept few(8);
+  EXPECT_EQ(read_all(long_body, few, sent_bytes({.kind = MessageKind::kHello}, pattern(9, 0)), 1),
+            sizeof(MessageHeader))
+      << "before a byte of the body";
+  EXPECT_TRUE(kept.messages.empty() && few.messages.empty());
+}
+
+Nonce counted_from(int first) {
+  Nonce nonce;
+  for (size_t i = 0; i < nonce.size(); ++i) nonce[i] = static_cast<std::byte>(first + i);
+  return nonce;
+}
+
+std::string hex(const Mac& mac) {
+  std::string text;
+  for (const std::byte b : mac) text += fmt::format("{:02x}", static_cast<int>(b));
+  return text;
+}
+
+// Computed by Python's hmac module.
+TEST(Secret, ProvesByHmacSha256) {
+  const Secret secret("0123456789abcdef");
+  const Nonce backbone = counted_from(0), worker = counted_from(100);
+  EXPECT_EQ(hex(secret.proof(Prover::kBackbone, backbone, worker)),
+            "45ed057b08fa0e48c025cf0de43b5ea64457b51510d3c5cf1869393c7f781ff0");
+  const Mac mac = secret.proof(Prover::kWorker, backbone, worker);
+  EXPECT_EQ(hex(mac), "d9925dc47a3b9a855c0f6e9315dc0da5e597a9cfa05bda017df5b8be46f97851");
+  Mac other = mac;
+  EXPECT_TRUE(is_same(mac, other));
+  other[31] ^= std::byte{1};
+  EXPECT_FALSE(is_same(mac, other));
+  EXPECT_EQ(Secret().proof(Prover::kWorker, backbone, worker), Mac{});
+  EXPECT_NE(random_nonce(), random_nonce());
+}
+
+TEST(Secret, IsReadFromAFile) {
+  const TempDirectory folder;
+  const Nonce a = counted_from(1), b = counted_from(2);
+  folder.write("key", "0123456789abcdef\n");
+  EXPECT_EQ(Secret::from_file(folder.file("key")).proof(Prover::kWorker, a, b),
+            Secret("0123456789abcdef").proof(Prover::kWorker, a, b));
+  folder.write("short", "0123456789abcde\n");
+  EXPECT_TRUE(says(error_of([&] { Secret::from_file(folder.file("short")); }), "16 to 4096 bytes"));
+  folder.write("long", std::string(4097, 'x'));
+  EXPECT_TRUE(says(error_of([&] { Secret::from_file(folder.file("long")); }), "16 to 4096 bytes"));
+  EXPECT_TRUE(says(error_of([&] { Secret::from_file(folder.file("none")); }), "cannot be read"));
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,500 @@
+// Experts that workers compute, which are threads here: sums in the order of the shards, workers
+// that are lost in any way, several backbones, and peers that may not connect.
+#include "offload/workers/worker_experts.h"
+
+#include <random>
+
+#include "core/run_error.h"
+#include "tests/error_of.h"
+#include "tests/repository.h"
+#include "tests/worker_threads.h"
+
+namespace tandem::test {
+namespace {
+
+using Fault = FaultyWorker::Fault;
+using std::chrono::milliseconds;
+
+const std::string kModel = kGolden + "v3_fp8";  // 8 experts, 3 of them for a token
+constexpr int kTokens = 40, kExperts = 8, kActive = 3;
+
+struct Inputs {
+  std::vector<float> x, weights;
+  std::vector<int32_t> ids;
+  int n, dim;
+
+  // Numbers that BF16 has exactly. A few choices are left out (-1).
+  Inputs(int n_tokens, int columns, int seed) : n(n_tokens), dim(columns) {
+    std::mt19937 random(seed);
+    for (int i = 0; i < n * dim; ++i)
+      x.push_back(static_cast<float>(static_cast<int>(random() % 255) - 127) / 64);
+    for (int t = 0; t < n; ++t) {
+      std::vector<int32_t> all(kExperts);
+      std::iota(all.begin(), all.end(), 0);
+      std::shuffle(all.begin(), all.end(), random);
+      for (int k = 0; k < kActive; ++k) {
+        ids.push_back(random() % 10 == 0 ? -1 : all[k]);
+        weights.push_back(0.1f + 0.01f * static_cast<float>(random() % 100));
+      }
+    }
+  }
+  ExpertBatch batch(int layer) {
+    return {.layer = layer,
+            .x = {x.data(), n, dim, dim, DType::kF32},
+            .routing = {{ids.data(), n, kActive, kActive, DType::kI32},
+                        {weights.data(), n, kActive, kActive, DType::kF32}}};
+  }
+};
+
+// What computes the experts without workers, and the sums that it gives shard by shard.
+struct Local {
+  LoadedExperts loaded{served(kModel, "auto")};
+  ServedExperts all = loaded.served();
+  CpuExperts& experts = loaded.experts();
+  int dim = all.welcome.dim;
+
+  std::vector<float> sums(Inputs& inputs, int layer, const std::vector<Shard>& shards) {
+    std::vector<float> y(inputs.n * dim, 0.5f);
+    const std::vector<int32_t> ids = inputs.ids;
+    for (const Shard& shard : shards) {
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const bool has = std::count(shard.experts.begin(), shard.experts.end(), ids[i]) > 0;
+        inputs.ids[i] = has ? ids[i] : -1;
+      }
+      all.experts.submit(inputs.batch(layer));
+      all.experts.add_to(0, {y.data(), inputs.n, dim, dim});
+    }
+    inputs.ids = ids;
+    return y;
+  }
+};
+
+// A pool of the workers at these addresses.
+class Backbone {
+ public:
+  Backbone(Local& local, const std::vector<std::string>& addresses,
+           std::chrono::duration<double> patience = std::chrono::seconds(20),
+           milliseconds deadline = milliseconds(400))
+      : dim_(local.dim) {
+    std::vector<std::unique_ptr<WorkerLink>> links;
+    for (const std::string& address : addresses) {
+      links.push_back(std::make_unique<WorkerLink>(
+          *transport_, WorkerLinkOptions{.address = address, .deadline = deadline}));
+      welcomes_.push_back(links.back()->ask());
+    }
+    pool_.emplace(WorkerExpertsParts{.welcomes = welcomes_,
+                                     .transport = *transport_,
+                                     .kernels = local.all.kernels,
+                                     .config = local.all.config,
+                                     .local = local.experts,
+                                     .team = local.all.team,
+                                     .max_tokens = kTokens,
+                                     .patience = patience},
+                  std::move(links));
+    EXPECT_TRUE(pool_->await_workers());
+  }
+
+  std::vector<float> sums(Inputs& inputs, int layer) {
+    std::vector<float> y(inputs.n * dim_, 0.5f);
+    pool_->add_to(pool_->submit(inputs.batch(layer)), {y.data(), inputs.n, dim_, dim_});
+    return y;
+  }
+  const std::vector<Shard>& shards() const { return pool_->shards(); }
+  WorkerStatus status(int worker) const { return pool_->workers()[worker]; }
+  // Waits until the worker is up, or down.
+  void await(int worker, bool is_up) {
+    for (int i = 0; i < 2000 && status(worker).is_up != is_up; ++i)
+      std::this_thread::sleep_for(milliseconds(5));
+    ASSERT_EQ(status(worker).is_up, is_up) << worker;
+  }
+
+ private:
+  const int dim_;
+  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  std::vector<WorkerWelcome> welcomes_;
+  std::optional<WorkerExperts> pool_;
+};
+
+void expect_right_sums(Local& local, Backbone& backbone, int seed) {
+  for (const int layer : {1, 2})
+    for (const int n : {1, 5, kTokens}) {
+      Inputs inputs(n, local.dim, seed + n);
+      ASSERT_EQ(backbone.sums(inputs, layer), local.sums(inputs, layer, backbone.shards()))
+          << "layer " << layer << ", " << n << " tokens";
+    }
+}
+
+TEST(WorkerExperts, AddTheSumsOfShardsInTheirOrder) {
+  Local local;
+  const std::vector<std::vector<std::string>> divisions = {{"auto"},
+                                                           {"0-3", "4-7"},
+                                                           {"4-7", "0-3"},
+                                                           {"0-5", "2-7"},
+                                                           {"auto", "auto"},
+                                                           {"1,4"},
+                                                           {"3-7"},
+                                                           {"0-1", "2", "3-5", "6-7"},
+                                                           {"0-3,6", "0,4-7", "1,3,5,7"}};
+  for (const auto& division : divisions) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
+    std::vector<std::unique_ptr<WorkerThread>> workers;
+    std::vector<std::string> addresses;
+    for (const std::string& experts : division) {
+      workers.push_back(std::make_unique<WorkerThread>(served(kModel, experts)));
+      addresses.push_back(workers.back()->address());
+    }
+    Backbone backbone(local, addresses);
+    for (int seed = 0; seed < 3; ++seed) expect_right_sums(local, backbone, 100 * seed);
+    for (size_t w = 0; w < division.size(); ++w) {
+      EXPECT_GT(backbone.status(static_cast<int>(w)).n_requests, 0);
+      EXPECT_EQ(backbone.status(static_cast<int>(w)).n_failures, 0);
+      EXPECT_GT(backbone.status(static_cast<int>(w)).seconds, 0);
+    }
+  }
+}
+
+// Without rows there is nothing to ask, nor where all experts are left out.
+TEST(WorkerExperts, AskForNothingWithoutRows) {
+  Local local;
+  WorkerThread worker(served(kModel, "0-6"));
+  Backbone backbone(local, {worker.address()});
+  Inputs none(0, local.dim, 1), left_out(3, local.dim, 1), here(3, local.dim, 1);
+  std::fill(left_out.ids.begin(), left_out.ids.end(), -1);
+  std::fill(here.ids.begin(), here.ids.end(), 7);
+  for (Inputs* inputs : {&none, &left_out, &here})
+    EXPECT_EQ(backbone.sums(*inputs, 1), local.sums(*inputs, 1, backbone.shards()));
+  EXPECT_EQ(backbone.status(0).n_requests, 0);
+}
+
+TEST(WorkerExperts, SendRowsAsBf16WhereWorkersRoundThem) {
+  Local local;
+  WorkerThread worker(served(kModel, "auto"), {}, [](WorkerWelcome& w) { w.takes_bf16 = true; });
+  Backbone backbone(local, {worker.address()});
+  expect_right_sums(local, backbone, 7);
+  Inputs inputs(2, local.dim, 1);
+  std::vector<float> rounded = inputs.x;
+  inputs.x[0] = 1.0f + 0x1p-12f;  // rounds to 1
+  rounded[0] = 1;
+  const std::vector<float> got = backbone.sums(inputs, 1);
+  inputs.x = rounded;
+  EXPECT_EQ(got, local.sums(inputs, 1, backbone.shards()));
+}
+
+class LostWorkers : public testing::TestWithParam<Fault> {};
+
+// Two workers have all experts. Whatever one of them does, the other one answers within the same
+// step, and the first one is used again once it behaves.
+TEST_P(LostWorkers, AreReplacedWithinTheStep) {
+  Local local;
+  WorkerThread first(served(kModel, "auto")), second(served(kModel, "auto"));
+  FaultyWorker faulty(first.address());
+  Backbone backbone(local, {faulty.address(), second.address()});
+  expect_right_sums(local, backbone, 1);
+  ASSERT_GT(faulty.n_requests(), 0);
+  faulty.set(GetParam());
+  for (int i = 0; i < 20 && faulty.n_faults() == 0; ++i) expect_right_sums(local, backbone, i);
+  EXPECT_GT(faulty.n_faults(), 0);
+  for (int i = 0; i < 3; ++i) expect_right_sums(local, backbone, i);
+  EXPECT_GT(backbone.status(0).n_failures, 0);
+  EXPECT_EQ(backbone.status(1).n_failures, 0);
+  faulty.set(Fault::kNone);
+  backbone.await(0, true);
+  const int n_before = faulty.n_requests();
+  expect_right_sums(local, backbone, 2);
+  EXPECT_GT(faulty.n_requests(), n_before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, LostWorkers,
+                         testing::Values(Fault::kSilent, Fault::kCloses, Fault::kLosesAnswer,
+                                         Fault::kOtherNumber, Fault::kOtherLength,
+                                         Fault::kGarbage));
+
+TEST(WorkerExperts, NoticeASilentWorkerBetweenSteps) {
+  Local local;
+  WorkerThread first(served(kModel, "auto")), second(served(kModel, "auto"));
+  FaultyWorker faulty(first.address());
+  Backbone backbone(local, {faulty.address(), second.address()});
+  expect_right_sums(local, backbone, 1);
+  const int64_t n_requests = backbone.status(0).n_requests;
+  faulty.set(Fault::kSilent);
+  backbone.await(0, false);
+  expect_right_sums(local, backbone, 2);
+  EXPECT_EQ(backbone.status(0).n_requests, n_requests);
+  faulty.set(Fault::kNone);
+}
+
+// Computes as another pool does, and takes its time.
+class SlowExperts final : public ExpertPool {
+ public:
+  SlowExperts(ExpertPool& pool, milliseconds pause) : pool_(pool), pause_(pause) {}
+  void add_to(Ticket ticket, TensorView y) override { pool_.add_to(ticket, y); }
+
+ private:
+  Ticket start(const ExpertBatch& batch) override {
+    std::this_thread::sleep_for(pause_);
+    return pool_.submit(batch);
+  }
+  ExpertPool& pool_;
+  const milliseconds pause_;
+};
+
+// A worker whose computation takes longer than the deadline beats, so it is not lost.
+TEST(WorkerExperts, WaitForAWorkerThatIsBusy) {
+  Local local, of_worker;
+  const std::unique_ptr<Transport> transport = tcp_transport();
+  ExpertServer server(*transport, {});
+  std::thread thread([&] {
+    SlowExperts slow(of_worker.experts, milliseconds(500));
+    server.run({of_worker.all.config, of_worker.all.kernels, slow, of_worker.all.team,
+                of_worker.all.welcome});
+  });
+  {
+    Backbone backbone(local, {"127.0.0.1:" + std::to_string(server.port())},
+                      std::chrono::seconds(20), milliseconds(200));
+    std::this_thread::sleep_for(milliseconds(500));  // an idle worker beats too
+    Inputs inputs(3, local.dim, 1);
+    EXPECT_EQ(backbone.sums(inputs, 1), local.sums(inputs, 1, backbone.shards()));
+    EXPECT_EQ(backbone.status(0).n_failures, 0);
+    EXPECT_GT(backbone.status(0).seconds, 0.4);
+  }
+  server.end();
+  thread.join();
+}
+
+// A backbone that asks again at once does not delay another one for longer than one request.
+TEST(ExpertServer, TakesTurnsAmongBackbones) {
+  Local of_worker;
+  const std::unique_ptr<Transport> transport = tcp_transport();
+  ExpertServer server(*transport, {});
+  std::thread thread([&] {
+    SlowExperts slow(of_worker.experts, milliseconds(5));
+    server.run({of_worker.all.config, of_worker.all.kernels, slow, of_worker.all.team,
+                of_worker.all.welcome});
+  });
+  std::array<std::atomic<int>, 3> n_done{};
+  std::atomic<bool> ends{false};
+  std::vector<std::thread> backbones;
+  for (int b = 0; b < 3; ++b)
+    backbones.emplace_back([&, b] {
+      Local local;
+      Backbone backbone(local, {"127.0.0.1:" + std::to_string(server.port())});
+      Inputs inputs(3, local.dim, b);
+      for (; !ends; ++n_done[b]) backbone.sums(inputs, 1);
+    });
+  const auto least = [&] {
+    return std::min({n_done[0].load(), n_done[1].load(), n_done[2].load()});
+  };
+  for (int i = 0; i < 2000 && least() < 1; ++i) std::this_thread::sleep_for(milliseconds(5));
+  std::array<int, 3> begin{n_done[0], n_done[1], n_done[2]};
+  for (int i = 0; i < 2000 && least() < 40; ++i) std::this_thread::sleep_for(milliseconds(5));
+  std::array<int, 3> n{};
+  for (int b = 0; b < 3; ++b) n[b] = n_done[b] - begin[b];
+  ends = true;
+  for (std::thread& backbone : backbones) backbone.join();
+  EXPECT_GE(*std::min_element(n.begin(), n.end()), 20);
+  EXPECT_LT(*std::max_element(n.begin(), n.end()), 1.5 * *std::min_element(n.begin(), n.end()));
+  server.end();
+  thread.join();
+}
+
+// A worker on a port that is known before it begins.
+ExpertServer::Options on_port(int port) {
+  return {.address = "127.0.0.1:" + std::to_string(port), .drain = std::chrono::seconds(5)};
+}
+
+TEST(WorkerExperts, FailAStepWithoutOwnersAndGoOnWhenOneIsBack) {
+  Local local;
+  auto worker = std::make_unique<WorkerThread>(served(kModel, "4-7"));
+  const std::string address = worker->address();
+  const int port = std::stoi(address.substr(address.rfind(':') + 1));
+  Backbone backbone(local, {address}, milliseconds(300));
+  expect_right_sums(local, backbone, 1);
+  worker.reset();
+  backbone.await(0, false);
+  Inputs inputs(kTokens, local.dim, 1), of_this_process(5, local.dim, 1);
+  std::fill(of_this_process.ids.begin(), of_this_process.ids.end(), 2);
+  for (int i = 0; i < 3; ++i) {
+    const std::string error = error_of([&] { backbone.sums(inputs, 1); });
+    EXPECT_TRUE(says(error, "experts 4-7 have had no worker for 0.3 s: " + address)) << i;
+    EXPECT_TRUE(says(error, "start one of them again"));
+    EXPECT_EQ(backbone.sums(of_this_process, 1), local.sums(of_this_process, 1, backbone.shards()))
+        << "other experts can be computed";
+  }
+  EXPECT_THROW(backbone.sums(inputs, 1), StepFailed);
+  worker = std::make_unique<WorkerThread>(served(kModel, "4-7"), on_port(port));
+  backbone.await(0, true);
+  expect_right_sums(local, backbone, 2);
+}
+
+TEST(WorkerExperts, WaitForAnOwnerToComeBack) {
+  Local local;
+  auto worker = std::make_unique<WorkerThread>(served(kModel, "auto"));
+  const std::string address = worker->address();
+  Backbone backbone(local, {address});
+  worker.reset();
+  backbone.await(0, false);
+  std::thread restart([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    worker = std::make_unique<WorkerThread>(
+        served(kModel, "auto"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));
+  });
+  expect_right_sums(local, backbone, 2);
+  restart.join();
+}
+
+// One that comes back with other experts is not the worker that it was.
+TEST(WorkerExperts, DoNotUseAWorkerThatHasChanged) {
+  Local local;
+  auto worker = std::make_unique<WorkerThread>(served(kModel, "auto"));
+  const std::string address = worker->address();
+  Backbone backbone(local, {address}, milliseconds(1500));
+  worker.reset();
+  worker = std::make_unique<WorkerThread>(
+      served(kModel, "0-6"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));
+  Inputs inputs(kTokens, local.dim, 1);
+  EXPECT_TRUE(says(error_of([&] { backbone.sums(inputs, 1); }), "start it as it was"));
+}
+
+TEST(WorkerExperts, LeaveAWorkerThatSaysGoodbye) {
+  Local local;
+  auto first = std::make_unique<WorkerThread>(served(kModel, "auto"));
+  WorkerThread second(served(kModel, "auto"));
+  Backbone backbone(local, {first->address(), second.address()});
+  std::thread end([&] {
+    std::this_thread::sleep_for(milliseconds(30));
+    first.reset();  // returns once the backbone has left
+  });
+  for (int i = 0; i < 20; ++i) expect_right_sums(local, backbone, i);
+  backbone.await(0, false);
+  end.join();
+  expect_right_sums(local, backbone, 3);
+  EXPECT_EQ(backbone.status(0).n_failures, 0) << "it was not lost";
+}
+
+TEST(WorkerExperts, ServeSeveralBackbonesAtATime) {
+  WorkerThread first(served(kModel, "0-4")), second(served(kModel, "3-7"));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      Local local;
+      Backbone backbone(local, {first.address(), second.address()});
+      for (int round = 0; round < 10; ++round) expect_right_sums(local, backbone, 10 * i + round);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Sends a message and returns the kind of what comes back, or nothing if the worker closes.
+class Stranger final : public MessageSink {
+ public:
+  explicit Stranger(const std::string& address)
+      : connection_(transport_->connect(address, std::chrono::seconds(5))) {}
+  void send(MessageKind kind, MessageBytes body) {
+    connection_->send(kind, 0, std::span(&body, 1));
+  }
+  std::optional<MessageKind> next() {
+    came_.reset();
+    try {
+      for (int i = 0; i < 1000 && !came_; ++i) {
+        MessageConnection* const connection = connection_.get();
+        waiter_->wait(std::span(&connection, 1), nullptr, milliseconds(10));
+        connection_->progress(*this);
+      }
+    } catch (const ConnectionError&) {
+    }
+    return came_;
+  }
+  const std::vector<std::byte>& body() const { return body_; }
+
+ private:
+  std::span<std::byte> place(const MessageHeader& header) override {
+    body_.resize(header.n_bytes);
+    return body_;
+  }
+  void arrived(const MessageHeader& header) override { came_ = header.kind; }
+
+  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  const std::unique_ptr<MessageWaiter> waiter_ = transport_->waiter();
+  std::unique_ptr<MessageConnection> connection_;
+  std::optional<MessageKind> came_;
+  std::vector<std::byte> body_;
+};
+
+TEST(ExpertServer, ClosesWhatDoesNotKeepToTheProtocol) {
+  WorkerThread worker(served(kModel, "auto"));
+  const WorkerHello hello;
+  const auto bytes = std::as_bytes(std::span(&hello, 1));
+  const std::vector<std::byte> longer(bytes.size() + 1), huge(1 << 20);
+  const auto answer = [&](MessageKind kind, MessageBytes body) {
+    Stranger stranger(worker.address());
+    stranger.send(kind, body);
+    return stranger.next();
+  };
+  EXPECT_EQ(answer(MessageKind::kHello, bytes), MessageKind::kHello);
+  EXPECT_EQ(answer(MessageKind::kHello, bytes.first(bytes.size() - 1)), std::nullopt);
+  EXPECT_EQ(answer(MessageKind::kHello, longer), std::nullopt);
+  EXPECT_EQ(answer(MessageKind::kHello, huge), std::nullopt);
+  for (const MessageKind kind :
+       {MessageKind::kProof, MessageKind::kSetup, MessageKind::kRequest, MessageKind::kBeat})
+    EXPECT_EQ(answer(kind, bytes), std::nullopt) << static_cast<int>(kind);
+  Local local;
+  Backbone backbone(local, {worker.address()});
+  expect_right_sums(local, backbone, 1);
+}
+
+TEST(ExpertServer, TellsItsVersionToAnotherOne) {
+  WorkerThread worker(served(kModel, "auto"));
+  Stranger stranger(worker.address());
+  WorkerHello other;
+  other.version = 77;
+  stranger.send(MessageKind::kHello, std::as_bytes(std::span(&other, 1)));
+  EXPECT_EQ(stranger.next(), MessageKind::kHello);
+  WorkerHello theirs;
+  ASSERT_EQ(stranger.body().size(), sizeof theirs);
+  std::memcpy(&theirs, stranger.body().data(), sizeof theirs);
+  EXPECT_EQ(theirs.version, kProtocolVersion);
+  EXPECT_EQ(stranger.next(), std::nullopt) << "and closes";
+}
+
+TEST(ExpertServer, AsksForItsSecret) {
+  const std::unique_ptr<Transport> transport = tcp_transport();
+  WorkerThread worker(served(kModel, "auto"), {.secret = Secret("a secret of this test")});
+  const auto ask = [&](const Secret& secret) {
+    return error_of(
+        [&] { WorkerLink(*transport, {.address = worker.address(), .secret = secret}).ask(); });
+  };
+  EXPECT_EQ(ask(Secret("a secret of this test")), "no error");
+  EXPECT_TRUE(says(ask(Secret("another one, as long")), "has another secret: give both the same"));
+  EXPECT_TRUE(says(ask({}), "has a secret, and this program none"));
+  WorkerThread open(served(kModel, "auto"));
+  EXPECT_TRUE(says(error_of([&] {
+                     WorkerLink(*transport, {.address = open.address(),
+                                             .secret = Secret("a secret of this test")})
+                         .ask();
+                   }),
+                   "has no secret, and this program one"));
+
+  // A peer that says to have one, and does not know it, learns nothing: no proof and no welcome.
+  Stranger stranger(worker.address());
+  WorkerHello hello;
+  hello.has_secret = 1;
+  const Mac zeros{};
+  stranger.send(MessageKind::kHello, std::as_bytes(std::span(&hello, 1)));
+  EXPECT_EQ(stranger.next(), MessageKind::kHello);
+  stranger.send(MessageKind::kProof, zeros);
+  EXPECT_EQ(stranger.next(), MessageKind::kVerdict);
+  EXPECT_EQ(stranger.body(), std::vector<std::byte>(sizeof(WorkerVerdict)));
+  EXPECT_EQ(stranger.next(), std::nullopt);
+}
+
+TEST(ExpertServer, NeedsASecretWhereOthersCanConnect) {
+  const std::unique_ptr<Transport> transport = tcp_transport();
+  const auto listen = [&](const std::string& address, const Secret& secret) {
+    return error_of([&] { ExpertServer(*transport, {.address = address, .secret = secret}); });
+  };
+  EXPECT_TRUE(says(listen("0.0.0.0:0", {}), "other machines can connect to it: give the worker"));
+  EXPECT_EQ(listen("0.0.0.0:0", Secret("0123456789abcdef")), "no error");
+  EXPECT_EQ(listen("127.0.0.1:0", {}), "no error");
+}
+
+}  // namespace
+}  // namespace tandem::test

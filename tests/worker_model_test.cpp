@@ -1,0 +1,249 @@
+// Whole models whose experts workers compute, which are threads here: golden logits, the embedded
+// model's answers while workers end and begin, and what is refused.
+#include <condition_variable>
+#include <mutex>
+
+#include "cli/conversation.h"
+#include "loader/expert_workers.h"
+#include "loader/model_identity.h"
+#include "tests/check_close.h"
+#include "tests/error_of.h"
+#include "tests/golden_file.h"
+#include "tests/plain_engine.h"
+#include "tests/temp_directory.h"
+#include "tests/whole_models.h"
+#include "tests/worker_threads.h"
+
+namespace tandem::test {
+namespace {
+
+// Workers of a model that have these experts.
+struct Workers {
+  std::vector<std::unique_ptr<WorkerThread>> threads;
+  std::vector<std::string> addresses;
+
+  Workers(const LoadedExpertsOptions& options, const std::vector<std::string>& experts) {
+    for (const std::string& of_worker : experts) {
+      LoadedExpertsOptions mine = options;
+      mine.experts = of_worker;
+      threads.push_back(std::make_unique<WorkerThread>(mine));
+      addresses.push_back(threads.back()->address());
+    }
+  }
+};
+
+std::vector<float> golden_logits(const GoldenFile& golden, const ModelOptions& options) {
+  LoadedModel loaded(options);
+  std::vector<float> all;
+  for (const int length : {5, 17, 40}) {
+    const std::string suffix = "_" + std::to_string(length);
+    if (!golden.has("tokens" + suffix)) continue;
+    const auto n_rows = std::ssize(golden.floats("logits" + suffix)) / loaded.config().vocab;
+    score(loaded.model(), loaded.cache(), golden.ints("tokens" + suffix), length - n_rows,
+          [&](int64_t, std::span<const float> row) {
+            all.insert(all.end(), row.begin(), row.end());
+          });
+  }
+  return all;
+}
+
+class WorkerModel : public testing::TestWithParam<std::string> {};
+
+TEST_P(WorkerModel, HasTheGoldenLogits) {
+  const std::string directory = kGolden + GetParam();
+  const GoldenFile golden(directory + "/golden.safetensors");
+  // t1 has near ties between experts, which only float32 decides as the golden values do.
+  const auto isa = GetParam() == "t1" ? std::optional(cpu::Isa::kReference) : std::nullopt;
+  const int n_experts = ModelConfig::from_directory(directory).router.n_experts;
+  if (n_experts == 0) GTEST_SKIP() << "there are no routed experts";
+  ModelOptions options = {.directory = directory, .isa = isa, .context = 256, .max_logits = 64};
+  const std::vector<float> alone = golden_logits(golden, options);
+  std::vector<float> want;
+  for (const int length : {5, 17, 40}) {
+    const std::string name = "logits_" + std::to_string(length);
+    if (!golden.has(name)) continue;
+    const std::vector<float> logits = golden.floats(name);
+    want.insert(want.end(), logits.begin(), logits.end());
+  }
+  ASSERT_FALSE(want.empty());
+  const int half = n_experts / 2;
+  const std::string first = fmt::format("0-{}", half - 1),
+                    last = fmt::format("{}-{}", half, n_experts - 1);
+  std::vector<std::string> four;
+  for (int i = 0; i < 4; ++i)
+    four.push_back(fmt::format("{}-{}", n_experts * i / 4, n_experts * (i + 1) / 4 - 1));
+  for (const auto& division : std::vector<std::vector<std::string>>{
+           {"auto"}, {"auto", "auto"}, {first, last}, {last, first, first, last}, four, {first}}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
+    LoadedExpertsOptions of_worker = served(directory, "");
+    of_worker.isa = isa;
+    const Workers workers(of_worker, division);
+    options.workers.addresses = workers.addresses;
+    const std::vector<float> got = golden_logits(golden, options);
+    expect_close(got, want, (GetParam() == "t1" ? 2e-4 : 3e-2) * largest(want));
+    if (division[0] == "auto") {
+      EXPECT_EQ(got, alone) << "one shard is added as one process adds its experts";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, WorkerModel, testing::ValuesIn(golden_families(kGolden)),
+                         [](const auto& info_of) { return info_of.param; });
+
+// Owners come and go while answers are computed. The shards stay, and so does every bit.
+TEST(WorkerModels, GiveTheSameLogitsWhoeverAnswers) {
+  const std::string directory = kGolden + "v3_fp8";
+  const std::vector<std::string> experts = {"0-4", "0-4", "5-7", "5-7"};
+  Workers workers(served(directory, ""), experts);
+  ModelOptions options = {.directory = directory, .context = 256, .max_logits = 64};
+  options.workers.addresses = workers.addresses;
+  LoadedModel loaded(options);
+  std::vector<int32_t> tokens(40);
+  for (int i = 0; i < 40; ++i) tokens[i] = (i * 37 + 5) % 120;
+  const Logits want = logits_after(loaded, tokens);
+  const auto is_up = [&](int worker) { return loaded.model().workers()[worker].is_up; };
+  for (int round = 0; round < 6; ++round) {
+    const int worker = round % 4;
+    const std::string address = workers.addresses[worker];
+    std::thread change([&] { workers.threads[worker].reset(); });
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(logits_after(loaded, tokens), want);
+    change.join();
+    EXPECT_EQ(logits_after(loaded, tokens), want);
+    LoadedExpertsOptions again = served(directory, experts[worker]);
+    workers.threads[worker] =
+        std::make_unique<WorkerThread>(again, ExpertServer::Options{.address = address});
+    for (int i = 0; i < 2000 && !is_up(worker); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ASSERT_TRUE(is_up(worker));
+  }
+}
+
+// The requests of a step that fails end with its error, and later ones are answered.
+TEST(WorkerModels, AnEngineGoesOnAfterAFailedStep) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  const std::vector<std::vector<int32_t>> want = answers(options, 4);
+  auto worker = std::make_unique<WorkerThread>(served(kTinyR1, "8-15"));
+  const std::string address = worker->address();
+  options.workers.addresses = {address};
+  options.workers.patience = std::chrono::milliseconds(300);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::string> errors;
+  size_t n_ended = 0;
+  LoadedModel loaded(options);
+  Engine engine = engine_for(loaded, tokenizer);
+  // Submits all, and returns when all have ended.
+  const auto ask = [&] {
+    const std::vector<Request> requests = questions(kTinyR1, tokenizer, 4);
+    tokens.assign(requests.size(), {});
+    errors.assign(requests.size(), "");
+    n_ended = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EngineRequest request;
+      request.request = requests[i];
+      request.on_event = [&, i](const TokenEvent& event) {
+        const std::lock_guard lock(mutex);
+        if (event.token) tokens[i].push_back(*event.token);
+        errors[i] = event.error;
+        n_ended += event.finish.has_value();
+        changed.notify_all();
+        return true;
+      };
+      engine.submit(std::move(request));
+    }
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60),
+                                 [&] { return n_ended == requests.size(); }));
+  };
+  std::thread client([&] {
+    ask();
+    EXPECT_EQ(tokens, want);
+    for (int round = 0; round < 2; ++round) {
+      worker.reset();
+      for (int i = 0; i < 2; ++i) {
+        ask();
+        for (const std::string& error : errors)
+          EXPECT_TRUE(says(error, "experts 8-15 have had no worker for 0.3 s: " + address));
+      }
+      EXPECT_EQ(engine.counts().scheduler.n_running, 0);
+      worker = std::make_unique<WorkerThread>(served(kTinyR1, "8-15"),
+                                              ExpertServer::Options{.address = address});
+      for (int i = 0; i < 2000 && !engine.workers()[0].is_up; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      ask();
+      EXPECT_EQ(tokens, want);
+    }
+    engine.stop();
+  });
+  engine.run();
+  client.join();
+}
+
+std::string refusal(const ModelOptions& options) {
+  return error_of([&] { LoadedModel loaded(options); });
+}
+
+TEST(WorkerModels, RefuseWorkersThatDoNotFit) {
+  const Workers workers(served(kGolden + "v3_fp8", ""), {"0-3", "auto"});
+  LoadedExpertsOptions reference = served(kGolden + "v3_fp8", "auto");
+  reference.isa = cpu::Isa::kReference;
+  const WorkerThread other_kernels(reference);
+  LoadedExpertsOptions few_rows = served(kGolden + "v3_fp8", "auto");
+  few_rows.max_rows = 4;
+  const WorkerThread small(few_rows);
+  const auto with = [&](const std::vector<std::string>& addresses, auto change) {
+    ModelOptions options = {.directory = kGolden + "v3_fp8", .context = 64};
+    options.workers.addresses = addresses;
+    options.workers.patience = std::chrono::milliseconds(300);
+    change(options);
+    return refusal(options);
+  };
+  const auto nothing = [](ModelOptions&) {};
+  const std::string &a = workers.addresses[0], &b = workers.addresses[1];
+  EXPECT_EQ(with({a, b}, nothing), "no error");
+  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.directory = kGolden + "v3_bf16"; }),
+                   "the worker " + a + " has another model than"));
+  EXPECT_TRUE(says(with({a, a}, nothing), "is there twice"));
+  EXPECT_TRUE(says(with({a, other_kernels.address()}, nothing), "both have expert 0, and would"));
+  EXPECT_TRUE(says(with({small.address()}, nothing), "takes 4 rows: start it with --chunk"));
+  EXPECT_TRUE(says(with({"127.0.0.1:1"}, nothing), "does not answer: Connection refused"));
+  EXPECT_TRUE(says(with({"nonsense"}, nothing), "an address is HOST:PORT"));
+  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.draft = DraftChoice::kMtp; }), "--draft mtp"));
+  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.device = DeviceChoice::kCuda; }),
+                   "--workers: the backbone of workers is on the CPU"));
+  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.placement = "none.json"; }), "--placement"));
+  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.workers.secret_file = "/none"; }),
+                   "/none: cannot be read"));
+}
+
+// A copy of a checkpoint is the same model, and one byte of its configuration makes it another one.
+TEST(WorkerModels, AreKnownByTheirContent) {
+  const TempDirectory copy;
+  std::filesystem::copy(kGolden + "v3_fp8", copy.path());
+  const auto identity = [](const std::string& directory) {
+    return model_identity(WeightStore(directory));
+  };
+  const uint64_t same = identity(kGolden + "v3_fp8");
+  EXPECT_EQ(identity(copy.path()), same);
+  EXPECT_NE(identity(kGolden + "v3_bf16"), same);
+  std::ofstream(copy.file("config.json"), std::ios::app) << " ";
+  EXPECT_NE(identity(copy.path()), same);
+}
+
+// The worker reads its experts, and the backbone everything else.
+TEST(WorkerModels, ReadOnlyTheirParts) {
+  const std::string directory = kGolden + "v3_fp8";
+  const int64_t all = LoadedModel({.directory = directory, .context = 64}).load_report().bytes;
+  const int64_t half = LoadedExperts(served(directory, "0-3")).load_report().bytes;
+  EXPECT_EQ(LoadedExperts(served(directory, "4-7")).load_report().bytes, half);
+  EXPECT_EQ(LoadedExperts(served(directory, "auto")).load_report().bytes, 2 * half);
+  const Workers workers(served(directory, ""), {"0-3"});
+  ModelOptions options = {.directory = directory, .context = 64};
+  options.workers.addresses = workers.addresses;
+  EXPECT_EQ(LoadedModel(options).load_report().bytes, all - half);
+}
+
+}  // namespace
+}  // namespace tandem::test

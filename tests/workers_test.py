@@ -1,0 +1,275 @@
+"""Expert workers as processes: they are killed, stopped, ended and started again while a server answers with their experts.
+
+    python3 tests/workers_test.py PATH_OF_TANDEM
+
+TANDEM_LONG_TEST=1 repeats the faults.
+"""
+import atexit
+import concurrent.futures
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+from running_server import ANSWER, QUESTION, ROOT, TANDEM, TINY, Server, chat
+
+ROUNDS = 20 if os.environ.get("TANDEM_LONG_TEST") else 1
+OTHER_MODEL = str(ROOT / "tests" / "golden" / "v3_fp8")
+QUESTIONS = [f"What is {17 * i + 3} + {401 - 9 * i}?" for i in range(12)]
+
+
+class Worker:
+    def __init__(self, experts="auto", model=TINY, arguments=()):
+        self.command = [TANDEM, "worker", model, "--experts", experts, "--threads", "1", *arguments]
+        self.address = "127.0.0.1:0"
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen([*self.command, "--listen", self.address], stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, text=True)
+        atexit.register(self.process.kill)
+        line = self.process.stdout.readline()
+        listening = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", line)
+        if not listening:
+            raise AssertionError(f"{line!r}, status {self.process.wait()}")
+        self.address = listening[1]
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def wait(self):
+        status = self.process.wait(timeout=60)
+        self.process.stdout.close()
+        return status
+
+    def stop(self):
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self):
+        self.send(signal.SIGKILL)
+        return self.wait()
+
+
+def server_of(workers, *arguments):
+    return Server("--workers", ",".join(worker.address for worker in workers), "--threads", "1", *arguments).wait_ready()
+
+
+def is_up(server, worker):
+    _, text = server.get("/metrics")
+    return re.search(rf'^tandem:worker_up{{[^}}]*worker="{worker.address}"}} (\d)$', text, re.M)[1] == "1"
+
+
+def metric_of(server, name, worker):
+    _, text = server.get("/metrics")
+    return float(re.search(rf'^tandem:worker_{name}{{[^}}]*worker="{worker.address}"}} (\S+)$', text, re.M)[1])
+
+
+def wait_for(condition, what):
+    for _ in range(1500):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"not in 30 s: {what}")
+
+
+def text_of(server, question):
+    return server.ok("/v1/chat/completions", chat(question))["choices"][0]["message"]["content"]
+
+
+class Streams:
+    """Clients that ask without pause, each as a stream, and keep what they got."""
+
+    def __init__(self, server, n):
+        self.server, self.ends, self.answers = server, False, []
+        self.pool = concurrent.futures.ThreadPoolExecutor(n)
+        self.clients = [self.pool.submit(self.ask, i) for i in range(n)]
+
+    def ask(self, client):
+        for i in itertools.count(client):
+            if self.ends:
+                return
+            question = QUESTIONS[i % len(QUESTIONS)]
+            events = list(self.server.events("/v1/chat/completions", chat(question, stream=True)))
+            errors = [event["error"] for event in events if "error" in event]
+            deltas = [event["choices"][0]["delta"] for event in events if event.get("choices")]
+            self.answers.append((question, errors, "".join(delta.get("content") or "" for delta in deltas)))
+
+    def wait_for_more(self, n=8):
+        """Until so many answers have begun and ended from now on."""
+        enough = len(self.answers) + n + len(self.clients)
+        wait_for(lambda: len(self.answers) >= enough or any(client.done() for client in self.clients), "more answers")
+
+    def end(self):
+        self.ends = True
+        for client in self.clients:
+            client.result(timeout=60)
+        self.pool.shutdown()
+        return self.answers
+
+
+class TwoOwners(unittest.TestCase):
+    """Every expert has two owners, so nothing is lost whichever one fails."""
+
+    def test_no_answer_is_lost(self):
+        alone = Server("--threads", "1").wait_ready()
+        want = {question: text_of(alone, question) for question in QUESTIONS}
+        self.assertEqual(alone.stop(), 0)
+        # The experts are three shards: 0-5, 6-9 and 10-15.
+        workers = [Worker(experts) for experts in ("0-9", "6-15", "0-5", "10-15")]
+        server = server_of(workers, "--worker-deadline", "400", "--worker-patience", "30")
+        streams = Streams(server, 4)
+        draw = random.Random(1)
+        n_kills = n_goodbyes = 0
+        for round_number in range(ROUNDS):
+            for fault in ("kill", "stop", "goodbye"):
+                worker = draw.choice(workers)
+                streams.wait_for_more()
+                with self.subTest(round=round_number, fault=fault, experts=worker.command[4]):
+                    failures = metric_of(server, "failures_total", worker)
+                    if fault == "kill":
+                        worker.kill()
+                    elif fault == "stop":
+                        worker.send(signal.SIGSTOP)
+                    else:
+                        self.assertEqual(worker.stop(), 0)
+                    wait_for(lambda: not is_up(server, worker), "the worker is down")
+                    streams.wait_for_more()
+                    self.assertEqual(metric_of(server, "failures_total", worker) - failures, fault != "goodbye")
+                    if fault == "stop":
+                        worker.send(signal.SIGCONT)
+                    else:
+                        worker.start()
+                    wait_for(lambda: is_up(server, worker), "the worker is up again")
+                    requests = metric_of(server, "requests_total", worker)
+                    wait_for(lambda: metric_of(server, "requests_total", worker) > requests, "the worker is used again")
+        answers = streams.end()
+        for question, errors, text in answers:
+            self.assertEqual((errors, text), ([], want[question]))
+        print(f"{len(answers)} answers, none lost, {3 * ROUNDS} faults")
+        for worker in workers:
+            self.assertGreater(metric_of(server, "round_trip_seconds_total", worker), 0)
+        self.assertEqual(server.stop(), 0)
+        for worker in workers:
+            self.assertEqual(worker.stop(), 0)
+
+
+class OneOwner(unittest.TestCase):
+    def test_answers_fail_after_the_patience_and_the_server_recovers(self):
+        worker = Worker("4-11")
+        server = server_of([worker], "--worker-deadline", "300", "--worker-patience", "1")
+        want = text_of(server, QUESTION)
+        self.assertEqual(want, ANSWER)
+        for round_number in range(min(ROUNDS, 5)):
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+                streams = [pool.submit(lambda: list(server.events("/v1/completions", body))) for _ in range(3)]
+                wait_for(lambda: server.metric("tandem:requests_running") == 3, "three answers run")
+                begin = time.monotonic()
+                if round_number % 2 == 0:
+                    worker.kill()
+                else:
+                    worker.send(signal.SIGSTOP)
+                for stream in streams:
+                    events = stream.result(timeout=60)
+                    self.assertIn(f"experts 4-11 have had no worker for 1 s: {worker.address}", events[-1]["error"]["message"])
+                self.assertGreater(time.monotonic() - begin, 0.9)
+            status, answer = server.post("/v1/chat/completions", chat())
+            self.assertEqual(status, 500)
+            self.assertIn("start one of them again", answer["error"]["message"])
+            self.assertEqual(server.get("/health")[0], 200)
+            if round_number % 2 == 0:
+                worker.start()
+            else:
+                worker.send(signal.SIGCONT)
+            wait_for(lambda: is_up(server, worker), "the worker is up again")
+            self.assertEqual(text_of(server, QUESTION), want)
+        self.assertEqual(server.stop(), 0)
+        self.assertEqual(worker.stop(), 0)
+
+    def test_an_answer_waits_for_a_restart(self):
+        worker = Worker("4-11")
+        server = server_of([worker], "--worker-patience", "30")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            body = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True}
+            want = server.ok("/v1/completions", {**body, "temperature": 0})["choices"][0]["text"]
+            answer = pool.submit(server.ok, "/v1/completions", {**body, "temperature": 0})
+            wait_for(lambda: server.metric("tandem:requests_running") == 1, "an answer runs")
+            worker.kill()
+            wait_for(lambda: not is_up(server, worker), "the worker is down")
+            worker.start()
+            self.assertEqual(answer.result(timeout=60)["choices"][0]["text"], want)
+        self.assertEqual(server.stop(), 0)
+        self.assertEqual(worker.stop(), 0)
+
+
+class Commands(unittest.TestCase):
+    def run_tandem(self, *arguments, status=0):
+        done = subprocess.run([TANDEM, *arguments], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done
+
+    def refused(self, *arguments, status=2):
+        error = self.run_tandem(*arguments, status=status).stderr
+        self.assertEqual(len(re.findall("^error: .*$", error, re.M)), 1, error)
+        self.assertTrue(error.strip().split("\n")[-1].startswith("error: "), error)
+        return error
+
+    def test_run_and_logits_with_a_secret(self):
+        with tempfile.TemporaryDirectory() as folder:
+            key, other = f"{folder}/key", f"{folder}/other"
+            for file, text in ((key, "a secret of this test\n"), (other, "another one of this test\n")):
+                with open(file, "w", encoding="utf-8") as out:
+                    out.write(text)
+            worker = Worker(arguments=("--worker-secret", key))
+            same = ["run", TINY, "-p", QUESTION, "--temp", "0", "-q"]
+            known = ["--workers", worker.address, "--worker-secret", key]
+            self.assertEqual(self.run_tandem(*same, *known).stdout, self.run_tandem(*same).stdout)
+            for name, more in (("a.npy", known), ("b.npy", [])):
+                self.run_tandem("logits", TINY, "--tokens", "5,6,7", "--all", "--out", f"{folder}/{name}", *more)
+            with open(f"{folder}/a.npy", "rb") as a, open(f"{folder}/b.npy", "rb") as b:
+                self.assertEqual(a.read(), b.read(), "one shard has the bits of one process")
+            self.assertIn("has another secret", self.refused(*same, "--workers", worker.address, "--worker-secret", other))
+            self.assertIn("has a secret, and this program none", self.refused(*same, "--workers", worker.address))
+            self.assertEqual(worker.stop(), 0)
+
+    def test_refusals(self):
+        worker = Worker(model=OTHER_MODEL)
+        same = ["run", TINY, "-p", QUESTION, "-q"]
+        self.assertIn(f"the worker {worker.address} has another model than {TINY}",
+                      self.refused(*same, "--workers", worker.address))
+        self.assertEqual(worker.stop(), 0)
+        self.assertIn("does not answer: Connection refused",
+                      self.refused(*same, "--workers", worker.address, "--worker-patience", "0.2", status=1))
+        self.assertIn("an address is HOST:PORT", self.refused(*same, "--workers", "nonsense"))
+        self.assertIn("--worker-deadline 1: must be", self.refused(*same, "--worker-deadline", "1"))
+        self.assertIn("--worker-patience -1: must be", self.refused(*same, "--worker-patience", "-1"))
+        for arguments, said in (
+                (["--experts", "0-16"], "--experts 0-16: the model has experts 0 to 15"),
+                (["--experts", "int4"], "--experts int4: name experts such as 0-127"),
+                (["--listen", "0.0.0.0:0"], "other machines can connect to it: give the worker and its backbones the same --worker-secret FILE"),
+                (["--listen", "127.0.0.1"], "an address is HOST:PORT"),
+                (["--chunk", "0"], "--chunk 0: must be between"),
+                (["--worker-secret", "/none"], "/none: cannot be read")):
+            self.assertIn(said, self.refused("worker", TINY, "--listen", "127.0.0.1:0", *arguments)
+                          if "--listen" not in arguments else self.refused("worker", TINY, *arguments))
+
+    def test_an_idle_worker_ends_at_once(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            worker = Worker()
+            begin = time.monotonic()
+            worker.send(number)
+            self.assertEqual(worker.wait(), 0)
+            self.assertLess(time.monotonic() - begin, 5)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])
