@@ -9,7 +9,10 @@
 #include "cli/typed_options.h"
 #include "io/json.h"
 #include "loader/engine_thread.h"
+#include "prefill/kv_client.h"
+#include "prefill/kv_server.h"
 #include "server/http_server.h"
+#include "transport/tcp.h"
 
 namespace tandem {
 namespace {
@@ -22,6 +25,10 @@ bool is_origin(const std::string& text) {
 }
 
 bool moves(const ServeOptions& s) { return s.rebalance != Rebalance::kOff || s.live_hot_experts; }
+
+Secret secret_of(const std::string& file) {
+  return file.empty() ? Secret() : Secret::from_file(file);
+}
 
 void require_sane(const ServeOptions& s) {
   require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
@@ -44,6 +51,16 @@ void require_sane(const ServeOptions& s) {
   require(s.rebalance_below > 0 && s.rebalance_below <= 1,
           "--rebalance-below {}: must be above 0 and at most 1", s.rebalance_below);
   require(s.rebalance_period >= 0, "--rebalance-period {}: must be 0 or more", s.rebalance_period);
+  require(s.role != ServerRole::kDecode || !s.prefill.empty(),
+          "--role decode: say with --prefill which servers compute the prompts");
+  require(s.role == ServerRole::kDecode || s.prefill.empty(),
+          "--prefill is for --role decode: give that, or leave it out");
+  require(s.role != ServerRole::kDecode || !s.no_prefix_cache,
+          "--role decode: keys that arrive are kept in the prefix cache: leave --no-prefix-cache "
+          "out");
+  for (const std::string& address : s.prefill) require_tcp_address(address);
+  if (!s.kv_secret_file.empty()) secret_of(s.kv_secret_file);
+  require(s.prefill_from >= 1, "--prefill-from {}: must be 1 or more", s.prefill_from);
   require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
   for (const std::string& origin : s.cors_origins)
     require(origin == "*" || is_origin(origin),
@@ -58,6 +75,7 @@ ModelOptions model_options(const Options& options) {
   model.kv_fraction = s.kv_fraction;
   model.count_experts = s.balance_window > 0;
   model.moves_experts = moves(s);
+  model.identifies = s.role != ServerRole::kBoth;
   const ModelConfig config = ModelConfig::from_directory(model.directory);
   require_sound(model.simulated_routing, config, model.ranks.group ? model.ranks.group->size() : 1);
   return for_many_sequences(std::move(model), config, s.max_batch, s.kv_tokens);
@@ -112,17 +130,51 @@ std::optional<Rebalancer::Options> rebalance_options(const ServeOptions& s) {
   return options;
 }
 
+// What a prefill server tells, and a decode server compares.
+KvWelcome kv_welcome(LoadedModel& loaded) {
+  return {.model = loaded.identity(),
+          .key_bytes = loaded.model().key_bytes(loaded.cache()),
+          .page_size = kPageSize,
+          .max_tokens = loaded.context(),
+          .arithmetic = fmt::format("{} kernels", loaded.isa())};
+}
+
+// Connections to other servers, for the roles; outlives what computes.
+struct Roles {
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<KvServer> keys;
+};
+
+void note_role(const Options& options, const std::string& line) {
+  if (!options.quiet) print_line(line);
+}
+
+Roles start_roles(const Options& options) {
+  const ServeOptions& s = options.serve;
+  if (s.role == ServerRole::kBoth) return {};
+  require(!options.model.ranks.group, "--role: servers with a role have one rank: leave it out");
+  const auto note = [&options](const std::string& line) { note_role(options, line); };
+  Roles roles = {tcp_transport(), nullptr};
+  if (s.role == ServerRole::kDecode) return roles;
+  roles.keys = std::make_unique<KvServer>(
+      *roles.transport, KvServer::Options{s.kv_listen, secret_of(s.kv_secret_file), note});
+  note(fmt::format("keys of prompts: listening on {}:{}",
+                   s.kv_listen.substr(0, s.kv_listen.rfind(':')), roles.keys->port()));
+  return roles;
+}
+
 // Loads the model and computes for the service. Ends the server when either fails.
 std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions model,
                                            const Tokenizer& tokenizer, Service& service,
-                                           HttpServer& server) {
+                                           HttpServer& server, Roles& roles) {
   const auto progress = [&service, shown = load_progress(options.quiet)](
                             int64_t done, int64_t total, double rate) {
     if (shown) shown(done, total, rate);
     service.set_loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
   };
-  const auto on_ready = [&service, quiet = options.quiet](Engine& engine,
-                                                          const LoadedModel& loaded) {
+  const auto on_ready = [&service, &roles, quiet = options.quiet](Engine& engine,
+                                                                  LoadedModel& loaded) {
+    if (roles.keys) roles.keys->begin(engine, kv_welcome(loaded));
     service.set_ready(engine);
     if (!quiet) print_line(ready_line(engine, loaded));
   };
@@ -133,6 +185,17 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
       server.stop();
   };
   const ServeOptions& s = options.serve;
+  std::function<std::unique_ptr<PrefixSource>(LoadedModel&)> prefixes;
+  if (s.role == ServerRole::kDecode)
+    prefixes = [&options, &s, &roles](LoadedModel& loaded) {
+      return std::make_unique<KvClient>(
+          *roles.transport,
+          KvClient::Options{.addresses = s.prefill,
+                            .secret = secret_of(s.kv_secret_file),
+                            .least_tokens = s.prefill_from,
+                            .note = [&options](const std::string& l) { note_role(options, l); }},
+          kv_welcome(loaded));
+    };
   return std::make_unique<EngineThread>(tokenizer,
                                         EngineThread::Options{.model = std::move(model),
                                                               .progress = progress,
@@ -140,7 +203,8 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
                                                               .keeps_pages = !s.no_prefix_cache,
                                                               .async_output = !s.no_async_output,
                                                               .expert_window = s.balance_window,
-                                                              .rebalance = rebalance_options(s)},
+                                                              .rebalance = rebalance_options(s),
+                                                              .prefixes = std::move(prefixes)},
                                         EngineThread::Hooks{on_ready, on_failed});
 }
 
@@ -174,8 +238,10 @@ int serve_command(const Options& options) {
     print_line(fmt::format("listening on {}://{}:{}", s.certificate.empty() ? "http" : "https",
                            s.host, server.port()));
 
-  const auto computing = start_engine(options, std::move(model), tokenizer, service, server);
+  Roles roles = start_roles(options);
+  const auto computing = start_engine(options, std::move(model), tokenizer, service, server, roles);
   server.run();
+  if (roles.keys) roles.keys->end();
   computing->stop();
   computing->rethrow();
   return 0;
@@ -228,6 +294,25 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   add_choice(serve, "--hot-experts", s.live_hot_experts, {{"static", false}, {"live", true}},
              "live: a GPU gets the experts that are used most now from the CPU beside it, in "
              "exchange for others, while answers go on");
+  add_choice(serve, "--role", s.role,
+             {{"both", ServerRole::kBoth},
+              {"prefill", ServerRole::kPrefill},
+              {"decode", ServerRole::kDecode}},
+             "prefill: compute prompts for decode servers too, which connect to --kv-listen; "
+             "decode: fetch the keys of long prompts from the servers of --prefill");
+  add_value(serve, "--kv-listen", s.kv_listen,
+            "HOST:PORT on which a prefill server listens for decode servers; port 0: any free "
+            "port");
+  serve
+      .add_option("--prefill", s.prefill,
+                  "HOST:PORT of prefill servers, separated by commas, for a decode server")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  add_value(serve, "--prefill-from", s.prefill_from,
+            "tokens of a prompt that are not cached from which they are fetched");
+  serve.add_option("--kv-secret", s.kv_secret_file,
+                   "file with a secret that prefill and decode servers share; needed where other "
+                   "machines can connect");
   add_value(serve, "--drain", s.drain_seconds, "seconds for running answers to end after SIGTERM");
   serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
                  "free the KV cache of a prompt when its answer has ended");

@@ -43,6 +43,9 @@ struct PlanOptions {
   double skew = 0.5;  // of the simulated routing
 };
 
+// Prompts can be computed by another server than the answers.
+enum class ServerRole { kBoth, kPrefill, kDecode };
+
 // Whether experts move between ranks while a server answers; on request: POST /rebalance.
 enum class Rebalance { kOff, kOnRequest, kAuto };
 
@@ -58,6 +61,11 @@ struct ServeOptions {
   int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
   double kv_fraction = 0.8;  // of the memory that is free after loading
   int drain_seconds = 30;
+  ServerRole role = ServerRole::kBoth;
+  std::string kv_listen = "127.0.0.1:9100";  // of the prefill role
+  std::vector<std::string> prefill;           // addresses of prefill servers
+  std::string kv_secret_file;                 // empty: none
+  int prefill_from = 256;                     // tokens; shorter prompts are computed here
   Rebalance rebalance = Rebalance::kOff;
   bool live_hot_experts = false;
   double rebalance_below = 0.8;  // balancedness

@@ -49,6 +49,8 @@ void EngineThread::load_and_run() {
   LoadedModel loaded(options_.model, options_.progress);
   const Vocabulary vocabulary = vocabulary_of(tokenizer_, loaded.config().vocab);
   warm_up(loaded.model(), loaded.cache(), vocabulary, loaded.context());
+  const std::unique_ptr<PrefixSource> prefixes =
+      options_.prefixes ? options_.prefixes(loaded) : nullptr;
   Engine engine(loaded.model(), loaded.cache(), vocabulary, loaded.context(),
                 {.max_running = options_.max_running,
                  .keeps_pages = options_.keeps_pages,
@@ -57,7 +59,8 @@ void EngineThread::load_and_run() {
                  .drafting = loaded.drafting(),
                  .expert_window = options_.expert_window,
                  .homes = loaded.expert_homes(),
-                 .rebalance = options_.rebalance});
+                 .rebalance = options_.rebalance,
+                 .prefixes = prefixes.get()});
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;

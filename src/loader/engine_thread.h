@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "engine/engine.h"
-#include "scheduling/output_thread.h"
 #include "loader/loaded_model.h"
+#include "scheduling/output_thread.h"
 #include "text/tokenizer.h"
 
 namespace tandem {
@@ -34,11 +34,13 @@ class EngineThread {
     int expert_window = 0;     // Engine::Options; the model's options then have count_experts
     // Engine::Options; the model's options then have moves_experts
     std::optional<Rebalancer::Options> rebalance = {};
+    // Creates what fetches keys of prompts, once the model is loaded; empty: all are computed here.
+    std::function<std::unique_ptr<PrefixSource>(LoadedModel&)> prefixes = {};
   };
   // Both are called on the new thread.
   struct Hooks {
     // The model is loaded and warm. Until stop(), requests can be submitted to the engine.
-    std::function<void(Engine&, const LoadedModel&)> on_ready;
+    std::function<void(Engine&, LoadedModel&)> on_ready;
     // Loading, on_ready or the engine threw the current exception. Requests fail, but an engine
     // that on_ready has been given lives until stop().
     std::function<void()> on_failed;

@@ -1,8 +1,8 @@
 // Where the routed experts are once a model is loaded, for statistics.
 #pragma once
-#include "scheduling/expert_loads.h"
 #include "model/config.h"
 #include "offload/plan/executed_parts.h"
+#include "scheduling/expert_loads.h"
 
 namespace tandem {
 

@@ -7,7 +7,6 @@
 #include "comm/group.h"
 #include "core/progress_watch.h"
 #include "engine/expert_mover.h"
-#include "scheduling/output_thread.h"
 #include "engine/step_runner.h"
 #include "io/load_jobs.h"
 #include "io/weight_store.h"
@@ -18,6 +17,7 @@
 #include "offload/plan/workload.h"
 #include "offload/ranks/expert_owners.h"
 #include "offload/timeline.h"
+#include "scheduling/output_thread.h"
 
 namespace tandem {
 

@@ -12,6 +12,7 @@
 #include "io/json.h"
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
+#include "loader/model_identity.h"
 #include "loader/mtp_layers.h"
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/workload.h"
@@ -198,6 +199,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
   stored = stored_with_mtp(store, topology_.n_cores(), config_);
+  if (options.identifies) identity_ = model_identity(store);
   if (!options.workers.addresses.empty()) {
     require_runs_with_workers(options);
     asked_workers_.emplace(ask_workers(options, store, config_));

@@ -4,9 +4,7 @@
 #include <string>
 
 #include "core/progress_watch.h"
-#include "scheduling/drafting.h"
 #include "engine/host_pages.h"
-#include "scheduling/sampler.h"
 #include "engine/step_runner.h"
 #include "loader/decision.h"
 #include "loader/expert_homes.h"
@@ -18,6 +16,8 @@
 #include "offload/ranks/rank_experts.h"
 #include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
+#include "scheduling/drafting.h"
+#include "scheduling/sampler.h"
 #include "text/tokenizer.h"
 
 namespace tandem {
@@ -40,6 +40,7 @@ class LoadedModel {
   int64_t context() const { return context_; }
   const Drafting& drafting() const { return drafting_; }
   int n_threads() const { return topology_.n_cores(); }
+  uint64_t identity() const { return identity_; }  // model_identity(); 0: it was not wanted
   const char* isa() const { return kernels_.name; }
   // The name of the GPU that computes, "cpu", or both.
   std::string device() const {
@@ -86,6 +87,7 @@ class LoadedModel {
   void start_team(const ModelOptions& options, int max_tokens);
 
   ModelConfig config_;  // complete before anything refers to it
+  uint64_t identity_ = 0;
   const cpu::KernelTable kernels_;
   const Topology topology_;  // the part that computes
   int64_t context_ = 0;

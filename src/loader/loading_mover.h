@@ -6,10 +6,10 @@
 #include <mutex>
 
 #include "engine/expert_mover.h"
-#include "scheduling/output_thread.h"
 #include "io/load_jobs.h"
 #include "loader/spare_experts.h"
 #include "model/backbone_share.h"
+#include "scheduling/output_thread.h"
 
 namespace tandem {
 

@@ -101,6 +101,7 @@ struct ModelOptions {
   SimulatedRouting simulated_routing = {};
   bool record_routing = false;
   bool count_experts = false;        // StepRunner::count_experts()
+  bool identifies = false;           // LoadedModel::identity() is wanted
   bool moves_experts = false;        // StepRunner::load_experts(); takes memory
   bool record_timeline = false;      // of steps shared by GPU and CPU
   LoadProgress write_progress = {};  // of the packed cache

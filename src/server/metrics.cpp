@@ -156,6 +156,9 @@ void engine_text(PrometheusText& t, const EngineCounts& c) {
          "Prompt tokens looked up in the prefix cache.", s.n_prompt_tokens);
   t.both("counter", "prefix_cache_hits_total", "prefix_cache_hits_total",
          "Prompt tokens found in the prefix cache.", s.n_cached_tokens);
+  t.type("tandem:fetched_prompt_tokens_total", "counter",
+         "Prompt tokens whose keys another server has computed.");
+  t.value("tandem:fetched_prompt_tokens_total", c.n_fetched_tokens);
   t.both("counter", "draft_tokens_total", "spec_decode_num_draft_tokens_total",
          "Drafts that were computed.", s.n_drafted_tokens);
   t.both("counter", "accepted_draft_tokens_total", "spec_decode_num_accepted_tokens_total",

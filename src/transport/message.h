@@ -1,4 +1,4 @@
-// Messages between two processes: a header of fixed size, and a body whose length the receiver
+// Messages between two processes, a client and a server: a header of fixed size, and a body whose length the receiver
 // accepts or refuses before it has a byte of it.
 #pragma once
 #include <array>
@@ -23,8 +23,10 @@ enum class MessageKind : uint16_t {
   kAnswer,     // from the worker: their sums, under the number of the request
   kBeat,       // from the worker: it is alive
   kGoodbye,    // from the worker: it answers what it has, and takes no more requests
+  kEnd,        // from the server: the request of this number has no more answers
+  kCancel,     // from the client: the request of this number is not wanted any more
 };
-constexpr auto kLastMessageKind = MessageKind::kGoodbye;
+constexpr auto kLastMessageKind = MessageKind::kCancel;
 
 struct MessageHeader {
   static constexpr uint32_t kMagic = 0x6d646e74;  // "tndm"

@@ -232,6 +232,8 @@ class TcpTransport final : public Transport {
 
 }  // namespace
 
+void require_tcp_address(const std::string& address) { parsed(address); }
+
 std::unique_ptr<Transport> tcp_transport() { return std::make_unique<TcpTransport>(); }
 
 }  // namespace tandem

@@ -7,5 +7,7 @@ namespace tandem {
 // Addresses are HOST:PORT, with an IPv6 address in brackets; the port of listen() may be 0, which
 // is any. A connection whose peer has acknowledged nothing for 15 s is lost.
 std::unique_ptr<Transport> tcp_transport();
+// Throws Error for an address that is malformed.
+void require_tcp_address(const std::string& address);
 
 }  // namespace tandem

@@ -1,0 +1,79 @@
+#include "prefill/kv_messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tandem {
+namespace {
+
+struct KvWelcomeHead {
+  uint64_t model;
+  int64_t key_bytes, max_tokens;
+  int32_t page_size;
+  uint32_t n_text;
+};
+constexpr size_t kMostText = 1000;
+
+struct TokensHead {
+  int32_t first_page, n_tokens;
+};
+
+template <class... Args>
+void require_protocol(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) throw ProtocolError(fmt::format(message, std::forward<Args>(args)...));
+}
+
+}  // namespace
+
+std::vector<std::byte> bytes_of(const KvWelcome& w) {
+  check(w.arithmetic.size() <= kMostText, "a short text");
+  const KvWelcomeHead head = {w.model, w.key_bytes, w.max_tokens, w.page_size,
+                              static_cast<uint32_t>(w.arithmetic.size())};
+  std::vector<std::byte> body(sizeof head + w.arithmetic.size());
+  std::memcpy(body.data(), &head, sizeof head);
+  std::memcpy(body.data() + sizeof head, w.arithmetic.data(), w.arithmetic.size());
+  return body;
+}
+
+KvWelcome kv_welcome_from(MessageBytes body) {
+  KvWelcomeHead head;
+  require_protocol(body.size() >= sizeof head, "a welcome of {} bytes", body.size());
+  std::memcpy(&head, body.data(), sizeof head);
+  require_protocol(head.n_text <= kMostText && body.size() == sizeof head + head.n_text,
+                   "a welcome of {} bytes with a text of {}", body.size(), head.n_text);
+  const auto* const text = reinterpret_cast<const char*>(body.data() + sizeof head);
+  return {.model = head.model,
+          .key_bytes = head.key_bytes,
+          .page_size = head.page_size,
+          .max_tokens = head.max_tokens,
+          .arithmetic = std::string(text, head.n_text)};
+}
+
+std::vector<std::byte> bytes_of(const KvRequest& request) {
+  const TokensHead head = {request.first_page, static_cast<int32_t>(request.tokens.size())};
+  std::vector<std::byte> body(sizeof head + request.tokens.size() * sizeof(int32_t));
+  std::memcpy(body.data(), &head, sizeof head);
+  if (!request.tokens.empty())
+    std::memcpy(body.data() + sizeof head, request.tokens.data(),
+                request.tokens.size() * sizeof(int32_t));
+  return body;
+}
+
+KvRequest kv_request_from(MessageBytes body, int page_size, int n_vocabulary) {
+  TokensHead head;
+  require_protocol(body.size() >= sizeof head, "a request of {} bytes", body.size());
+  std::memcpy(&head, body.data(), sizeof head);
+  require_protocol(head.n_tokens > 0 && head.n_tokens % page_size == 0 &&
+                       body.size() == sizeof head + uint64_t(head.n_tokens) * sizeof(int32_t),
+                   "a request of {} bytes with {} tokens", body.size(), head.n_tokens);
+  require_protocol(head.first_page >= 0 && head.first_page < head.n_tokens / page_size,
+                   "a request for page {} of {}", head.first_page, head.n_tokens / page_size);
+  KvRequest request = {head.first_page, std::vector<int32_t>(head.n_tokens)};
+  std::memcpy(request.tokens.data(), body.data() + sizeof head,
+              request.tokens.size() * sizeof(int32_t));
+  for (const int32_t token : request.tokens)
+    require_protocol(token >= 0 && token < n_vocabulary, "token {} of {}", token, n_vocabulary);
+  return request;
+}
+
+}  // namespace tandem

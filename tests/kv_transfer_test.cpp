@@ -1,0 +1,210 @@
+// Prefill and decode servers over TCP, each an engine of this process: the same text as one engine,
+// whatever becomes of the prefill servers.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "prefill/kv_client.h"
+#include "prefill/kv_server.h"
+#include "tests/error_of.h"
+#include "tests/running_engine.h"
+#include "transport/tcp.h"
+
+namespace tandem::test {
+namespace {
+
+std::string prompt_text(int first) {
+  std::string text = "Tell me. ";
+  for (int i = first; i < first + 40; ++i) text += fmt::format("What is {} + {}? ", i, 1000 - i);
+  return text + "What is 478 + 356?";
+}
+
+int whole_pages(const std::string& text) {
+  return (static_cast<int>(question(text).request.prompt.size()) - 1) / kPageSize;
+}
+
+// The bytes of a page of tiny-r1's cache.
+int64_t key_bytes() {
+  static const int64_t bytes = [] {
+    LoadedModel loaded({.directory = kTinyR1, .n_threads = 1, .context = 256});
+    return loaded.model().key_bytes(loaded.cache());
+  }();
+  return bytes;
+}
+
+KvWelcome welcome(uint64_t model = 77) {
+  return {.model = model,
+          .key_bytes = key_bytes(),
+          .page_size = kPageSize,
+          .max_tokens = 2048,
+          .arithmetic = "the same"};
+}
+
+class Notes {
+ public:
+  std::function<void(const std::string&)> taker() {
+    return [this](const std::string& line) {
+      const std::lock_guard lock(mutex_);
+      lines_ += line + "\n";
+    };
+  }
+  std::string lines() const {
+    const std::lock_guard lock(mutex_);
+    return lines_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string lines_;
+};
+
+void await(const std::function<bool()>& is_so, const char* what) {
+  const auto until = Clock::now() + std::chrono::seconds(20);
+  while (!is_so() && Clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  ASSERT_TRUE(is_so()) << what;
+}
+
+// A prefill server: an engine, and what sends its keys.
+struct Prefill {
+  explicit Prefill(Transport& transport, KvServer::Options options = {},
+                   const KvWelcome& tells = welcome())
+      : server(transport, std::move(options)) {
+    server.begin(*engine, tells);
+  }
+  ~Prefill() { server.end(); }
+  std::string address() const { return fmt::format("127.0.0.1:{}", server.port()); }
+  RunningEngine engine{RunningEngine::Options{}};
+  KvServer server;
+};
+
+const std::string& expected(int first) {
+  static std::map<int, std::string> texts;
+  std::string& text = texts[first];
+  if (text.empty()) text = RunningEngine({}).submit(question(prompt_text(first))).get().text;
+  return text;
+}
+
+TEST(KvTransfer, TextIsThatOfOneServer) {
+  const auto transport = tcp_transport();
+  Prefill prefill(*transport), second(*transport);
+  Notes notes;
+  KvClient client(*transport,
+                  {.addresses = {prefill.address(), second.address()},
+                   .least_tokens = 64,
+                   .note = notes.taker()},
+                  welcome());
+  await([&] { return client.n_up() == 2; }, "both are up");
+  RunningEngine decode({.prefixes = &client});
+  std::vector<std::future<Ending>> endings;
+  int n_pages = 0;
+  for (int i = 0; i < 4; ++i) {
+    endings.push_back(decode.submit(question(prompt_text(i * 100))));
+    n_pages += whole_pages(prompt_text(i * 100));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const Ending ending = endings[i].get();
+    EXPECT_EQ(ending.text, expected(i * 100)) << i;
+    EXPECT_EQ(ending.cached_tokens, whole_pages(prompt_text(i * 100)) * kPageSize);
+  }
+  EXPECT_EQ(decode->counts().n_fetched_tokens, n_pages * kPageSize);
+  for (Prefill* server : {&prefill, &second})
+    EXPECT_GT(server->engine->counts().n_computed_tokens, 0) << "both have work";
+  EXPECT_TRUE(says(notes.lines(), "is up\n")) << notes.lines();
+}
+
+TEST(KvTransfer, ServersThatEndAreDoneWithout) {
+  const auto transport = tcp_transport();
+  auto prefill = std::make_unique<Prefill>(*transport);
+  const std::string address = prefill->address();
+  Notes notes;
+  KvClient client(*transport, {.addresses = {address}, .least_tokens = 64, .note = notes.taker()},
+                  welcome());
+  await([&] { return client.n_up() == 1; }, "it is up");
+  RunningEngine decode({.prefixes = &client});
+  EXPECT_EQ(decode.submit(question(prompt_text(0))).get().text, expected(0));
+  // It ends while it computes.
+  auto cut = decode.submit(question(prompt_text(100)));
+  await([&] { return prefill->engine->counts().n_steps > 3; }, "it computes");
+  prefill.reset();
+  EXPECT_EQ(cut.get().text, expected(100));
+  await([&] { return client.n_up() == 0; }, "it is down");
+  EXPECT_FALSE(client.pays(1000));
+  const int64_t n_fetched = decode->counts().n_fetched_tokens;
+  EXPECT_EQ(decode.submit(question(prompt_text(200))).get().text, expected(200));
+  EXPECT_EQ(decode->counts().n_fetched_tokens, n_fetched) << "all was computed here";
+  Prefill again(*transport, {.address = address});
+  await([&] { return client.n_up() == 1; }, "it is up again");
+  EXPECT_EQ(decode.submit(question(prompt_text(300))).get().text, expected(300));
+  EXPECT_GT(decode->counts().n_fetched_tokens, n_fetched);
+}
+
+TEST(KvTransfer, OtherModelsPagesAndSecretsAreNotUsed) {
+  const auto transport = tcp_transport();
+  KvWelcome wide = welcome();
+  wide.key_bytes += 64;
+  Prefill other_model(*transport, {}, welcome(78)), other_pages(*transport, {}, wide),
+      other_secret(*transport, {.secret = Secret("a secret of sixteen")});
+  struct Case {
+    Prefill& server;
+    Secret secret;
+    const char* says;
+  };
+  for (const auto& [server, secret, text] :
+       {Case{other_model, {}, "another model"}, Case{other_pages, {}, "give both the same --kv"},
+        Case{other_secret, Secret("another of sixteen"), "another secret"},
+        Case{other_secret, {}, "has a secret, and this program none"}}) {
+    Notes notes;
+    KvClient client(*transport,
+                    {.addresses = {server.address()}, .secret = secret, .note = notes.taker()},
+                    welcome());
+    await([&] { return !notes.lines().empty(); }, "a note");
+    EXPECT_TRUE(says(notes.lines(), text)) << notes.lines();
+    EXPECT_EQ(client.n_up(), 0);
+  }
+  Notes notes;
+  KvWelcome elsewhere = welcome();
+  elsewhere.arithmetic = "other kernels";
+  KvClient client(*transport,
+                  {.addresses = {other_secret.address()},
+                   .secret = Secret("a secret of sixteen"),
+                   .note = notes.taker()},
+                  elsewhere);
+  await([&] { return client.n_up() == 1; }, "with the secret");
+  EXPECT_TRUE(says(notes.lines(), "answers may differ")) << notes.lines();
+  EXPECT_TRUE(says(error_of([&] { KvServer(*transport, {.address = "0.0.0.0:0"}); }),
+                   "give both servers the same --kv-secret"));
+}
+
+// Bytes that are no messages end their connection, and nothing else.
+TEST(KvTransfer, StrangersAreClosedOut) {
+  const auto transport = tcp_transport();
+  Prefill prefill(*transport);
+  class Closed final : public MessageSink {
+    std::span<std::byte> place(const MessageHeader&) override { throw ProtocolError("answered"); }
+    void arrived(const MessageHeader&) override {}
+  } sink;
+  const std::vector<std::byte> bytes(sizeof(WorkerHello));
+  const MessageBytes body = bytes;
+  for (const MessageKind kind :
+       {MessageKind::kRequest, MessageKind::kCancel, MessageKind::kProof}) {
+    const auto connection = transport->connect(prefill.address(), std::chrono::seconds(2));
+    connection->send(kind, 1, std::span(&body, 1));
+    await(
+        [&] {
+          try {
+            connection->progress(sink);
+          } catch (const ConnectionError&) {
+            return true;
+          }
+          return false;
+        },
+        "the connection is closed");
+  }
+  KvClient client(*transport, {.addresses = {prefill.address()}}, welcome());
+  await([&] { return client.n_up() == 1; }, "others are served");
+}
+
+}  // namespace
+}  // namespace tandem::test
