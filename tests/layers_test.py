@@ -1,7 +1,7 @@
 """A file includes only its own folder and folders to its left; folders of one level do not include each other.
 
 core > io, comm, cpu_kernels, gpu_kernels > hub, text, model > offload/plan, ops > engine, offload > loader > api, server, bench >
-with_gpu, without_gpu > cli > main.cpp. cpu_kernels include not even core. The include path of GPU kernels chooses
+router, with_gpu, without_gpu > cli > main.cpp. cpu_kernels include not even core. The include path of GPU kernels chooses
 their device.h. Islands (files of one instruction set) include nothing but their own headers and <immintrin.h>.
 """
 import pathlib
@@ -9,7 +9,7 @@ import re
 import sys
 
 ORDER = {"include": 0, "src/core": 0, "src/io": 1, "src/comm": 1, "cpu_kernels": 1, "gpu_kernels": 1, "src/hub": 2, "src/text": 2, "src/model": 2, "offload/plan": 3,
-         "src/ops": 3, "src/engine": 4, "offload": 4, "src/loader": 5, "src/api": 6, "src/server": 6, "src/bench": 6, "src/with_gpu": 7,
+         "src/ops": 3, "src/engine": 4, "offload": 4, "src/loader": 5, "src/api": 6, "src/server": 6, "src/bench": 6, "src/router": 7, "src/with_gpu": 7,
          "src/without_gpu": 7, "src/cli": 8, "src": 9}
 
 

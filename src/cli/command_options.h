@@ -1,4 +1,4 @@
-// Command-line options of `tandem bench`, `selftest` and `serve`, each beside its command.
+// Command-line options of `tandem bench`, `selftest`, `serve` and `route`, each beside its command.
 #pragma once
 #include <CLI/CLI.hpp>
 
@@ -11,6 +11,8 @@ void add_bench(CLI::App& app, Options& options, Command& command);
 void add_serving_bench(CLI::App& bench, Options& options, Command& command);
 // `tandem selftest`.
 void add_selftest(CLI::App& app, Options& options, Command& command);
+// `tandem route`.
+void add_route(CLI::App& app, Options& options, Command& command);
 void add_serve_options(CLI::App& serve, ServeOptions& options);
 
 // Throws Error unless the file of --plot can be written. Creates it if it does not exist.

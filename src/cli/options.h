@@ -45,24 +45,39 @@ struct PlanOptions {
 // Whether experts move between ranks while a server answers; on request: POST /rebalance.
 enum class Rebalance { kOff, kOnRequest, kAuto };
 
-struct ServeOptions {
+// Options of the commands that listen.
+struct ListenOptions {
   std::string host = "127.0.0.1";
   int port = 8000;
-  std::string served_model_name;  // empty: the model as given
   std::string api_key;
   std::string certificate, key;  // PEM files; empty: no TLS
   std::vector<std::string> cors_origins;
-  int max_batch = 256;       // concurrent sequences
-  int chunk = 512;           // tokens per step
-  int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
-  double kv_fraction = 0.8;  // of the memory that is free after loading
   int drain_seconds = 30;
+};
+
+struct ServeOptions : ListenOptions {
+  std::string served_model_name;    // empty: the model as given
+  std::string proxy_url, node_url;  // of a router, and of this server there; empty: none
+  std::string proxy_api_key;        // empty: api_key
+  int max_batch = 256;              // concurrent sequences
+  int chunk = 512;                  // tokens per step
+  int64_t kv_tokens = 0;            // for all sequences; 0: set by kv_fraction
+  double kv_fraction = 0.8;         // of the memory that is free after loading
   Rebalance rebalance = Rebalance::kOff;
   bool live_hot_experts = false;
   double rebalance_below = 0.8;  // balancedness
   double rebalance_period = 60;  // seconds
   int balance_window = 1000;     // steps whose uses of experts are counted; 0: none
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
+};
+
+struct RouteOptions : ListenOptions {
+  std::string backends;       // addresses, separated by commas
+  std::string backends_file;  // with an address a line
+  bool accepts_registration = false;
+  std::string backend_api_key;  // empty: backends get what clients send
+  double check_interval = 1, check_timeout = 2, connect_timeout = 5;  // seconds
+  double first_byte_timeout = 0;                                      // 0: none
 };
 
 struct SelfTestOptions {
@@ -106,6 +121,7 @@ struct Options {
   const Benchmark* benchmark = nullptr;  // the chosen one
   PlanOptions plan;
   ServeOptions serve;
+  RouteOptions route;
   ServingBenchOptions serving;
   std::string serving_preset;  // empty, or the name of a workload_preset()
   SelfTestOptions self_test;
@@ -116,6 +132,7 @@ using Command = int (*)(const Options&);
 int run_command(const Options& options);
 int chat_command(const Options& options);
 int serve_command(const Options& options);
+int route_command(const Options& options);
 int inspect_command(const Options& options);
 int tokenize_command(const Options& options);
 int logits_command(const Options& options);
