@@ -4,7 +4,6 @@
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/rfc7230.hpp>
-
 #include <limits>
 
 #include "core/check.h"
