@@ -217,6 +217,31 @@ class Forwarding(WithRouter):
             self.assertEqual(router.post("/v1/completions", {"prompt": "a"})[0], 200)
         self.assertEqual((len(backend.requests), backend.n_connections), (10, 1))
 
+    def test_a_kept_connection_that_the_backend_closes(self):
+        """It reads the second request of a connection and closes, as when its time limit ends meanwhile."""
+        answered = set()
+
+        def answer(client, head, body):
+            if client in answered:
+                return False
+            answered.add(client)
+            client.sendall(whole({}))
+        router, (backend,) = self.start(answer)
+        for _ in range(3):
+            self.assertEqual(router.post("/v1/completions", {"prompt": "a"})[0], 200)
+        self.assertEqual((len(backend.requests), router.number("backend_failures_total", backend)), (5, 0))
+
+    def test_a_client_of_http_10(self):
+        router, _ = self.start(lambda client, head, body: client.sendall(STREAM + event("a") + END))
+        with socket.create_connection(("127.0.0.1", router.port), timeout=20) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")
+            received = b""
+            while block := client.recv(65536):
+                received += block
+        head, _, body = received.partition(b"\r\n\r\n")
+        self.assertEqual(body, b'data: {"choices": [{"text": "a"}]}\n\n')
+        self.assertNotIn(b"transfer-encoding", head.lower())
+
     def test_a_stream_arrives_chunk_by_chunk(self):
         got = queue.Queue()
 
