@@ -26,15 +26,15 @@ void Checks::start(const asio::any_io_executor& executor, const BackendPool::Poi
 
 Checks::Task<void> Checks::check_again_and_again(asio::any_io_executor executor,
                                                  BackendPool::Pointer backend) {
-  asio::steady_timer pause(executor);
-  backend->check_now = [&pause] { pause.cancel(); };
+  const auto pause = std::make_shared<asio::steady_timer>(executor);
+  backend->check_now = [pause] { pause->cancel(); };
   for (int n = 0; !backend->removed; ++n) {
     co_await check(executor, *backend, n % kChecksPerModels == 0 || !backend->health.is_up());
     if (backend->removed) break;
     boost::system::error_code woken;
-    pause.expires_after(
+    pause->expires_after(
         std::chrono::duration_cast<asio::steady_timer::duration>(options_.interval));
-    co_await pause.async_wait(into(woken));
+    co_await pause->async_wait(into(woken));
   }
   backend->check_now = [] {};
 }
@@ -43,6 +43,7 @@ Checks::Task<void> Checks::check(const asio::any_io_executor& executor, Backend&
                                  bool asks_for_models) {
   HttpQuestion question;
   question.target = "/health";
+  std::erase_if(backend.idle, [](const auto& kept) { return !kept->can_be_reused(); });
   ServerAnswer reply = co_await ask(executor, backend.address, question, options_.most);
   std::string why = reply.error;
   if (reply.status != 0 && reply.status != 200)

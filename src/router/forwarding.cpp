@@ -372,7 +372,7 @@ void Forwarding::measure(const Attempt& attempt) {
   std::optional<double> per_event;
   if (n_gaps > 1) per_event = since(attempt.first, attempt.last) / static_cast<double>(n_gaps);
   backend.speed.add_stream(first, per_event, attempt.last);
-  context_.pool.add_answer(std::max<int64_t>(attempt.n_events, 1));
+  if (attempt.n_events > 0) context_.pool.add_answer(attempt.n_events);
   if (attempt.was_idle && attempt.known_bytes == 0)
     context_.pool.add_prompt(first, request_.summary.prompt_bytes);
 }
