@@ -187,7 +187,7 @@ Router::Result Router::answer_own(const Own& own, const HttpRequest& request) {
   return std::make_shared<OwnAnswer>(answer, request);
 }
 
-// Runs on a worker thread, which reads the body; the state of backends is the I/O thread's.
+// May run on a worker thread, which reads the body; the state of backends is the I/O thread's.
 Router::Result Router::forward(const HttpRequest& request) {
   const bool is_public =
       contains(kPublicPaths, request.path) && (request.method == "GET" || request.method == "HEAD");

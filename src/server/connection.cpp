@@ -227,8 +227,13 @@ Connection::Task<void> Connection::handle(ReceivedRequest incoming) {
   }
 }
 
-// Lets a worker handle the request and free its body; `result` is then set on the I/O thread.
+// Lets a worker handle the request and free its body, unless that is quick; `result` is set on the
+// I/O thread.
 void Connection::dispatch(HttpRequest& request, std::optional<RequestHandler::Result>& result) {
+  if (context_.handler.handles_quickly(request)) {
+    result = context_.handler.handle(request);
+    return;
+  }
   const bool large = request.body.size() > kLargeBodyBytes;
   auto work = [&, large, self = shared_from_this()] {
     RequestHandler::Result handled = context_.handler.handle(request);

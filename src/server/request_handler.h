@@ -83,6 +83,13 @@ class RequestHandler {
   // call write_to() of a RelayedAnswer.
   virtual Result handle(const HttpRequest& request) noexcept = 0;
 
+  // Whether handle() takes no longer than another thread takes to begin with it: then the I/O
+  // thread calls it.
+  virtual bool handles_quickly(const HttpRequest& request) const {
+    static_cast<void>(request);
+    return false;
+  }
+
   // The members below are called on the I/O thread.
   virtual HttpResponse error_response(const ApiError& error) = 0;
   // CORS header lines of every response to this request.
