@@ -106,6 +106,11 @@ TEST(ResponseReader, RefusesWhatIsNotAResponse) {
       EXPECT_NE(error_of([&] { read(bytes, n, true); }), "no error") << bytes.substr(0, 80);
 }
 
+TEST(ResponseReader, RefusesAnImpossibleLengthAtOnce) {
+  EXPECT_EQ(error_of([] { read(kOk + "Content-Length: 9999999999999999\r\n\r\n"); }),
+            "the answer's length is 9999999999999999 bytes");
+}
+
 TEST(ResponseReader, AnswersMayNotBreakOff) {
   for (const std::string& bytes :
        std::vector<std::string>{"", kOk, kOk + "Content-Length: 5\r\n\r\nhell",

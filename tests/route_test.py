@@ -186,6 +186,7 @@ class Failures(WithRouter):
                     lambda c, h, b: c.sendall(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 100000) or False):
             router, first, _ = self.all_answered(bad, n=4)
             self.assertGreater(router.number("backend_failures_total", first), 0)
+            until(lambda: any(f"backend {first.url} is down" in line for line in router.lines), "a report")
             router.wait_up(first)  # its checks are good
 
     def test_refusals_are_asked_elsewhere(self):
@@ -368,6 +369,7 @@ class Administration(WithRouter):
             router = self.router("--backends-file", str(path)).wait_up(one)
             path.write_text(f"{one.url}\nnonsense\n", encoding="utf-8")
             until(lambda: any("line 2" in line for line in router.lines), "a warning")
+            self.assertEqual(router.state(one)["state"], "up")  # the list stays as it was
             path.write_text(f"{two.url}\n", encoding="utf-8")
             router.wait_up(two)
             self.assertEqual(router.state(one)["state"], "unknown")
