@@ -218,6 +218,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "  tandem run ./DeepSeek-R1 -f question.txt    a checkpoint as it is on Hugging Face\n"
       "  tandem chat ./DeepSeek-V2-Lite-Chat\n"
       "  tandem serve ./DeepSeek-R1 --port 8000      OpenAI-compatible\n"
+      "  tandem route --backends http://a:8000,http://b:8000   in front of several servers\n"
       "  tandem inspect ./DeepSeek-R1\n"
       "  tandem plan r1 --machine 2x6454s-4090       does it fit that machine, and how fast is it\n"
       "See `tandem COMMAND --help` for the options of a command.");
@@ -336,6 +337,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   add_plan(app, o, command);
   add_bench(app, o, command);
   add_pull(app, o, command);
+  add_route(app, o, command);
   add_selftest(app, o, command);
 
   try {

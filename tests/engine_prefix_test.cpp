@@ -21,7 +21,7 @@ class OtherEngine : public PrefixSource {
   void fetch(uint64_t id, std::vector<int32_t> tokens, int first_page, Receiver receiver) override {
     ++n_fetches;
     ids.push_back(id);
-    n_wanted += static_cast<int>(tokens.size()) - first_page * kPageSize;
+    n_wanted += static_cast<int>(tokens.size()) - 1 - first_page * kPageSize;
     if (silent) {
       receivers.push_back(std::move(receiver));
       return;
@@ -76,8 +76,8 @@ std::vector<std::string> computed_alone(const std::vector<std::string>& asked) {
   return texts;
 }
 
-int pages_before_last(const Asked& asked) {
-  return (static_cast<int>(asked.request.prompt.size()) - 1) / kPageSize;
+int tokens_before_last(const Asked& asked) {
+  return static_cast<int>(asked.request.prompt.size()) - 1;
 }
 
 TEST(EnginePrefix, TextIsThatOfOneEngine) {
@@ -89,20 +89,24 @@ TEST(EnginePrefix, TextIsThatOfOneEngine) {
     RunningEngine decode(
         {.draft_tokens = draft_tokens, .draft = DraftChoice::kMtp, .prefixes = &other});
     std::vector<std::future<Ending>> endings;
-    int n_pages = 0;
+    int n_tokens = 0, n_pages = 0;
     for (const std::string& text : asked) {
       const Asked request = question(text);
-      n_pages += pages_before_last(request);
+      if (tokens_before_last(request) >= kPageSize) {
+        n_tokens += tokens_before_last(request);
+        n_pages += pages_for(tokens_before_last(request));
+      }
       endings.push_back(decode.submit(request));
     }
     for (size_t i = 0; i < asked.size(); ++i) {
       const Ending ending = endings[i].get();
       EXPECT_EQ(ending.text, expected[i]) << i;
-      EXPECT_EQ(ending.cached_tokens, pages_before_last(question(asked[i])) * kPageSize) << i;
+      const int n = tokens_before_last(question(asked[i]));
+      EXPECT_EQ(ending.cached_tokens, n < kPageSize ? 11 : n) << i;
     }
     EXPECT_GT(n_pages, 10);
     EXPECT_EQ(other.n_pages, n_pages);
-    EXPECT_EQ(decode->counts().n_fetched_tokens, n_pages * kPageSize);
+    EXPECT_EQ(decode->counts().n_fetched_tokens, n_tokens);
     EXPECT_EQ(prefill->counts().n_fetched_tokens, 0);
 
     // What is in the cache is not fetched again.
@@ -114,7 +118,7 @@ TEST(EnginePrefix, TextIsThatOfOneEngine) {
     other.n_wanted = 0;
     EXPECT_FALSE(decode.submit(longer).get().text.empty());
     EXPECT_EQ(other.n_fetches, n_fetches + 1);
-    EXPECT_LT(other.n_wanted, pages_before_last(longer) * kPageSize);
+    EXPECT_LT(other.n_wanted, tokens_before_last(longer));
     EXPECT_GT(other.n_wanted, 0);
   }
 }

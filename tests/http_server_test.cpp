@@ -11,6 +11,7 @@
 
 #include <thread>
 
+#include "server/service.h"
 #include "tests/error_of.h"
 
 namespace tandem {

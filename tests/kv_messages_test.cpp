@@ -30,9 +30,9 @@ TEST(KvMessages, WelcomesAreReadAsTheyAreWritten) {
 }
 
 TEST(KvMessages, RequestsAreReadAsTheyAreWritten) {
-  const KvRequest request = {.first_page = 1, .tokens = {5, 6, 7, 8, 9, 0, 3, 4}};
+  const KvRequest request = {.first_page = 1, .tokens = {5, 6, 7, 8, 9, 0, 3, 4, 1}};
   const std::vector<std::byte> body = bytes_of(request);
-  EXPECT_EQ(body.size(), most_bytes_of_request(8));
+  EXPECT_EQ(body.size(), most_bytes_of_request(9));
   const KvRequest read = kv_request_from(body, 4, 10);
   EXPECT_EQ(read.first_page, 1);
   EXPECT_EQ(read.tokens, request.tokens);
@@ -42,14 +42,15 @@ TEST(KvMessages, MalformedRequestsAreRefused) {
   const auto refusal = [](const KvRequest& request, int page_size) {
     return error_of([&] { kv_request_from(bytes_of(request), page_size, 10); });
   };
-  const std::vector<int32_t> tokens = {5, 6, 7, 8};
+  const std::vector<int32_t> tokens = {5, 6, 7, 8, 2};
   EXPECT_EQ(refusal({0, tokens}, 4), "no error");
-  EXPECT_TRUE(says(refusal({0, tokens}, 3), "with 4 tokens"));
+  EXPECT_EQ(refusal({1, tokens}, 3), "no error") << "a page that is partly filled";
+  EXPECT_TRUE(says(refusal({0, {5}}, 4), "with 1 tokens")) << "none wanted";
   EXPECT_TRUE(says(refusal({0, {}}, 4), "with 0 tokens"));
-  EXPECT_TRUE(says(refusal({1, tokens}, 4), "page 1 of 1"));
-  EXPECT_TRUE(says(refusal({-1, tokens}, 4), "page -1 of 1"));
-  EXPECT_TRUE(says(refusal({0, {5, 6, 7, 10}}, 4), "token 10 of 10"));
-  EXPECT_TRUE(says(refusal({0, {5, -1, 7, 8}}, 4), "token -1 of 10"));
+  EXPECT_TRUE(says(refusal({1, tokens}, 4), "page 1 of 5"));
+  EXPECT_TRUE(says(refusal({-1, tokens}, 4), "page -1 of 5"));
+  EXPECT_TRUE(says(refusal({0, {5, 6, 7, 8, 10}}, 4), "token 10 of 10"));
+  EXPECT_TRUE(says(refusal({0, {5, -1, 7, 8, 9}}, 4), "token -1 of 10"));
   std::vector<std::byte> body = bytes_of(KvRequest{0, tokens});
   body.pop_back();
   EXPECT_THROW(kv_request_from(body, 4, 10), ProtocolError);

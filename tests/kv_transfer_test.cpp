@@ -2,7 +2,8 @@
 // whatever becomes of the prefill servers.
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "prefill/kv_client.h"
@@ -20,8 +21,8 @@ std::string prompt_text(int first) {
   return text + "What is 478 + 356?";
 }
 
-int whole_pages(const std::string& text) {
-  return (static_cast<int>(question(text).request.prompt.size()) - 1) / kPageSize;
+int tokens_before_last(int first) {
+  return static_cast<int>(question(prompt_text(first)).request.prompt.size()) - 1;
 }
 
 // The bytes of a page of tiny-r1's cache.
@@ -98,20 +99,34 @@ TEST(KvTransfer, TextIsThatOfOneServer) {
   await([&] { return client.n_up() == 2; }, "both are up");
   RunningEngine decode({.prefixes = &client});
   std::vector<std::future<Ending>> endings;
-  int n_pages = 0;
+  int n_tokens = 0;
   for (int i = 0; i < 4; ++i) {
     endings.push_back(decode.submit(question(prompt_text(i * 100))));
-    n_pages += whole_pages(prompt_text(i * 100));
+    n_tokens += tokens_before_last(i * 100);
   }
   for (int i = 0; i < 4; ++i) {
     const Ending ending = endings[i].get();
     EXPECT_EQ(ending.text, expected(i * 100)) << i;
-    EXPECT_EQ(ending.cached_tokens, whole_pages(prompt_text(i * 100)) * kPageSize);
+    EXPECT_EQ(ending.cached_tokens, tokens_before_last(i * 100));
   }
-  EXPECT_EQ(decode->counts().n_fetched_tokens, n_pages * kPageSize);
+  EXPECT_EQ(decode->counts().n_fetched_tokens, n_tokens);
   for (Prefill* server : {&prefill, &second})
     EXPECT_GT(server->engine->counts().n_computed_tokens, 0) << "both have work";
   EXPECT_TRUE(says(notes.lines(), "is up\n")) << notes.lines();
+}
+
+TEST(KvTransfer, PagesThatThePrefillServerHasCostOneToken) {
+  const auto transport = tcp_transport();
+  Prefill prefill(*transport);
+  KvClient client(*transport, {.addresses = {prefill.address()}, .least_tokens = 64}, welcome());
+  await([&] { return client.n_up() == 1; }, "it is up");
+  RunningEngine decode({.prefixes = &client});
+  EXPECT_EQ(decode.submit(question(prompt_text(0))).get().text, expected(0));
+  const int64_t n_computed = prefill.engine->counts().n_computed_tokens;
+  EXPECT_EQ(n_computed, tokens_before_last(0) + 1);
+  decode->forget_pages();
+  EXPECT_EQ(decode.submit(question(prompt_text(0))).get().text, expected(0));
+  EXPECT_EQ(prefill.engine->counts().n_computed_tokens, n_computed + 1);
 }
 
 TEST(KvTransfer, ServersThatEndAreDoneWithout) {

@@ -1,5 +1,5 @@
-// Command-line options of `tandem bench`, `selftest`, `serve` and `worker`, each beside its
-// command.
+// Command-line options of `tandem bench`, `selftest`, `serve`, `worker` and `route`, each beside
+// its command.
 #pragma once
 #include <CLI/CLI.hpp>
 
@@ -12,6 +12,8 @@ void add_bench(CLI::App& app, Options& options, Command& command);
 void add_serving_bench(CLI::App& bench, Options& options, Command& command);
 // `tandem selftest`.
 void add_selftest(CLI::App& app, Options& options, Command& command);
+// `tandem route`.
+void add_route(CLI::App& app, Options& options, Command& command);
 void add_serve_options(CLI::App& serve, ServeOptions& options);
 // `tandem worker`, and the options of commands that use workers.
 void add_worker(CLI::App& app, Options& options, Command& command);

@@ -1,10 +1,9 @@
 // tandem serve: the HTTP server for the engine. The main thread serves connections; those of
 // EngineThread load the model, compute, convert tokens to text and compute grammar masks.
-#include <cstdio>
-
 #include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "cli/listen_options.h"
 #include "cli/ranks.h"
 #include "cli/typed_options.h"
 #include "io/json.h"
@@ -12,17 +11,12 @@
 #include "prefill/kv_client.h"
 #include "prefill/kv_server.h"
 #include "server/http_server.h"
+#include "server/registration.h"
+#include "server/service.h"
 #include "transport/tcp.h"
 
 namespace tandem {
 namespace {
-
-// A browser's Origin header: a scheme and a host, perhaps a port, and nothing behind.
-bool is_origin(const std::string& text) {
-  const size_t scheme = text.starts_with("https://") ? 8 : text.starts_with("http://") ? 7 : 0;
-  return scheme > 0 && text.size() > scheme &&
-         text.find_first_of("/?#@ \t", scheme) == std::string::npos;
-}
 
 bool moves(const ServeOptions& s) { return s.rebalance != Rebalance::kOff || s.live_hot_experts; }
 
@@ -31,7 +25,7 @@ Secret secret_of(const std::string& file) {
 }
 
 void require_sane(const ServeOptions& s) {
-  require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
+  require_sane(static_cast<const ListenOptions&>(s));
   require(s.max_batch >= 1 && s.max_batch <= kMaxStepTokens,
           "--max-batch {}: must be between 1 and {}", s.max_batch, kMaxStepTokens);
   require(s.chunk >= 1 && s.chunk <= kMaxStepTokens, "--chunk {}: must be between 1 and {}",
@@ -61,11 +55,11 @@ void require_sane(const ServeOptions& s) {
   for (const std::string& address : s.prefill) require_tcp_address(address);
   if (!s.kv_secret_file.empty()) secret_of(s.kv_secret_file);
   require(s.prefill_from >= 1, "--prefill-from {}: must be 1 or more", s.prefill_from);
-  require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
-  for (const std::string& origin : s.cors_origins)
-    require(origin == "*" || is_origin(origin),
-            "--cors-origin {}: must be *, or a scheme and a host such as https://chat.example",
-            origin);
+  require(s.proxy_url.empty() || s.certificate.empty(),
+          "--proxy-url {} and --cert: routers forward plain HTTP: leave one of them out",
+          s.proxy_url);
+  require(!s.proxy_url.empty() || s.node_url.empty(),
+          "--node-url {}: needs --proxy-url, the router that gets it", s.node_url);
 }
 
 ModelOptions model_options(const Options& options) {
@@ -95,12 +89,6 @@ std::unique_ptr<ChatFormat> chat_format(const Options& options, const Tokenizer&
     options.model.warn(fmt::format("/v1/chat/completions is not served: {}", error.what()));
     return nullptr;
   }
-}
-
-// Ignores errors of writing, such as a full disk: serving goes on.
-void print_line(const std::string& line) {
-  const std::string ended = line + "\n";
-  std::fwrite(ended.data(), 1, ended.size(), stderr);
 }
 
 std::string ready_line(const Engine& engine, const LoadedModel& loaded) {
@@ -163,20 +151,41 @@ Roles start_roles(const Options& options) {
   return roles;
 }
 
+// Null without --proxy-url.
+std::unique_ptr<Registration> registration_of(const ServeOptions& s, bool quiet) {
+  if (s.proxy_url.empty()) return nullptr;
+  std::string url;
+  if (!s.node_url.empty()) {
+    url = parse_http_address(s.node_url, "--node-url").url();
+  } else if (s.host != "0.0.0.0" && s.host != "::") {
+    url = s.host.find(':') == std::string::npos ? "http://" + s.host : "http://[" + s.host + "]";
+  }
+  return std::make_unique<Registration>(
+      Registration::Options{.router = parse_http_address(s.proxy_url, "--proxy-url"),
+                            .url = url,
+                            .adds_port = s.node_url.empty(),
+                            .api_key = s.proxy_api_key.empty() ? s.api_key : s.proxy_api_key,
+                            .log = [quiet](const std::string& line) {
+                              if (!quiet) print_line(line);
+                            }});
+}
+
 // Loads the model and computes for the service. Ends the server when either fails.
 std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions model,
                                            const Tokenizer& tokenizer, Service& service,
-                                           HttpServer& server, Roles& roles) {
+                                           HttpServer& server, Roles& roles,
+                                           Registration* registration) {
   const auto progress = [&service, shown = load_progress(options.quiet)](
                             int64_t done, int64_t total, double rate) {
     if (shown) shown(done, total, rate);
     service.set_loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
   };
-  const auto on_ready = [&service, &roles, quiet = options.quiet](Engine& engine,
-                                                                  LoadedModel& loaded) {
+  const auto on_ready = [&service, &roles, registration, quiet = options.quiet](
+                            Engine& engine, LoadedModel& loaded) {
     if (roles.keys) roles.keys->begin(engine, kv_welcome(loaded));
     service.set_ready(engine);
     if (!quiet) print_line(ready_line(engine, loaded));
+    if (registration) registration->start();
   };
   const auto on_failed = [&service, &server] {
     if (service.is_ready())
@@ -227,19 +236,15 @@ int serve_command(const Options& options) {
        .log = [&](const std::string& line) {
          if (s.log_requests) print_line(line);
        }});
-  HttpServer server(service, {.host = s.host,
-                              .port = s.port,
-                              .limits = {},
-                              .certificate = s.certificate,
-                              .key = s.key,
-                              .max_connections = 0,
-                              .drain = std::chrono::seconds(s.drain_seconds)});
-  if (!options.quiet)
-    print_line(fmt::format("listening on {}://{}:{}", s.certificate.empty() ? "http" : "https",
-                           s.host, server.port()));
-
+  const auto registration = registration_of(s, options.quiet);
+  HttpServer::Options listening = http_options(s);
+  if (registration) listening.on_drain = [&] { registration->begin_to_stop(); };
+  HttpServer server(service, listening);
+  if (registration) registration->set_port(server.port());
+  if (!options.quiet) print_line(listening_line(s, server));
   Roles roles = start_roles(options);
-  const auto computing = start_engine(options, std::move(model), tokenizer, service, server, roles);
+  const auto computing = start_engine(options, std::move(model), tokenizer, service, server, roles,
+                                      registration.get());
   server.run();
   if (roles.keys) roles.keys->end();
   computing->stop();
@@ -248,25 +253,17 @@ int serve_command(const Options& options) {
 }
 
 void add_serve_options(CLI::App& serve, ServeOptions& s) {
-  add_value(serve, "--host", s.host,
-            "address to listen on; 0.0.0.0: all addresses of this machine");
-  add_value(serve, "--port", s.port, "port; 0: any free port");
+  add_listen_options(serve, s);
   serve.add_option("--served-model-name", s.served_model_name,
                    "model name for clients; without it, MODEL as given");
-  serve
-      .add_option("--api-key", s.api_key, "key that clients must send as Authorization: Bearer KEY")
-      ->envname("TANDEM_API_KEY");
-  auto* cert =
-      serve.add_option("--cert", s.certificate, "PEM file of a certificate chain, for https");
-  auto* key = serve.add_option("--key", s.key, "PEM file of the certificate's private key");
-  cert->needs(key);
-  key->needs(cert);
-  serve
-      .add_option(
-          "--cors-origin", s.cors_origins,
-          "origin of a web page that may read answers, such as https://chat.example; *: any; "
-          "may be repeated")
-      ->allow_extra_args(false);
+  serve.add_option("--proxy-url", s.proxy_url,
+                   "router, http://HOST:PORT, at which this server registers when it is ready: "
+                   "`tandem route --accept-registration`");
+  serve.add_option("--node-url", s.node_url,
+                   "address under which that router reaches this server; without it, from --host "
+                   "and --port");
+  serve.add_option("--proxy-api-key", s.proxy_api_key,
+                   "key of that router; without it, that of --api-key");
   // The second names are lmdeploy's.
   add_value(serve, "--max-batch,--max-batch-size", s.max_batch,
             "maximum number of sequences per step; others wait");
@@ -313,7 +310,6 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   serve.add_option("--kv-secret", s.kv_secret_file,
                    "file with a secret that prefill and decode servers share; needed where other "
                    "machines can connect");
-  add_value(serve, "--drain", s.drain_seconds, "seconds for running answers to end after SIGTERM");
   serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
                  "free the KV cache of a prompt when its answer has ended");
   serve.add_flag("--no-async-output", s.no_async_output,

@@ -49,18 +49,24 @@ enum class ServerRole { kBoth, kPrefill, kDecode };
 // Whether experts move between ranks while a server answers; on request: POST /rebalance.
 enum class Rebalance { kOff, kOnRequest, kAuto };
 
-struct ServeOptions {
+// Options of the commands that listen.
+struct ListenOptions {
   std::string host = "127.0.0.1";
   int port = 8000;
-  std::string served_model_name;  // empty: the model as given
   std::string api_key;
   std::string certificate, key;  // PEM files; empty: no TLS
   std::vector<std::string> cors_origins;
-  int max_batch = 256;       // concurrent sequences
-  int chunk = 512;           // tokens per step
-  int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
-  double kv_fraction = 0.8;  // of the memory that is free after loading
   int drain_seconds = 30;
+};
+
+struct ServeOptions : ListenOptions {
+  std::string served_model_name;    // empty: the model as given
+  std::string proxy_url, node_url;  // of a router, and of this server there; empty: none
+  std::string proxy_api_key;        // empty: api_key
+  int max_batch = 256;              // concurrent sequences
+  int chunk = 512;                  // tokens per step
+  int64_t kv_tokens = 0;            // for all sequences; 0: set by kv_fraction
+  double kv_fraction = 0.8;         // of the memory that is free after loading
   ServerRole role = ServerRole::kBoth;
   std::string kv_listen = "127.0.0.1:9100";  // of the prefill role
   std::vector<std::string> prefill;           // addresses of prefill servers
@@ -80,6 +86,15 @@ struct ExpertWorkerOptions {
   std::string secret_file;  // empty: none
   std::optional<WeightFormat> format;
   int chunk = kStepTokens;  // most rows of a request
+};
+
+struct RouteOptions : ListenOptions {
+  std::string backends;       // addresses, separated by commas
+  std::string backends_file;  // with an address a line
+  bool accepts_registration = false;
+  std::string backend_api_key;  // empty: backends get what clients send
+  double check_interval = 1, check_timeout = 2, connect_timeout = 5;  // seconds
+  double first_byte_timeout = 0;                                      // 0: none
 };
 
 struct SelfTestOptions {
@@ -124,6 +139,7 @@ struct Options {
   PlanOptions plan;
   ServeOptions serve;
   ExpertWorkerOptions worker;
+  RouteOptions route;
   ServingBenchOptions serving;
   std::string serving_preset;  // empty, or the name of a workload_preset()
   SelfTestOptions self_test;
@@ -135,6 +151,7 @@ int run_command(const Options& options);
 int chat_command(const Options& options);
 int serve_command(const Options& options);
 int worker_command(const Options& options);
+int route_command(const Options& options);
 int inspect_command(const Options& options);
 int tokenize_command(const Options& options);
 int logits_command(const Options& options);

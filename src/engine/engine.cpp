@@ -10,6 +10,12 @@
 namespace tandem {
 namespace {
 
+// Prompt tokens whose keys may be fetched. The last one is computed here, for its logits, and
+// tokens that are scored too.
+int n_fetchable(const EngineRequest& request) {
+  return request.first_scored.value_or(static_cast<int>(request.request.prompt.size()) - 1);
+}
+
 constexpr size_t kMaxArrivedPages = 32;  // that wait for a step's end; R1: 144 MB
 
 // Pages in host memory of each replica.
@@ -159,15 +165,13 @@ void Engine::begin(SequenceId id, Arriving request) {
                                .started = {}});
 }
 
-// Begins to fetch what the prefix cache does not have of a prompt. The last token is computed here,
-// for its logits, and tokens that are scored too.
+// Begins to fetch what the prefix cache does not have of a prompt.
 bool Engine::fetches(SequenceId id, const EngineRequest& request) {
   if (!options_.prefixes || request.on_page) return false;
   const std::vector<int32_t>& prompt = request.request.prompt;
-  const int n_here = request.first_scored.value_or(static_cast<int>(prompt.size()) - 1);
-  const int n = n_here / kPageSize * kPageSize;
+  const int n = n_fetchable(request);
   const auto n_cached = static_cast<int>(std::min<int64_t>(n, replicas_.at(0).n_cached(prompt)));
-  if (n == n_cached || !options_.prefixes->pays(n - n_cached)) return false;
+  if (!options_.prefixes->pays(n - n_cached)) return false;
   const auto page = [this, id](int index, std::vector<std::byte> keys) {
     return push_page({id, index, std::move(keys)});
   };
@@ -176,7 +180,7 @@ bool Engine::fetches(SequenceId id, const EngineRequest& request) {
     orders_.arrived.push_back(id);
     ordered_.notify_one();
   };
-  options_.prefixes->fetch(id, {prompt.begin(), prompt.begin() + n}, n_cached / kPageSize,
+  options_.prefixes->fetch(id, {prompt.begin(), prompt.begin() + n + 1}, n_cached / kPageSize,
                            {page, ended});
   return true;
 }
@@ -195,12 +199,13 @@ bool Engine::push_page(ArrivedPage page) {
 void Engine::adopt(const ArrivedPage& page) {
   const auto it = arriving_.find(page.id);
   if (it == arriving_.end()) return;
-  const std::vector<int32_t>& prompt = it->second.asked.request.prompt;
+  const EngineRequest& asked = it->second.asked;
+  const auto prompt = std::span(asked.request.prompt).first(n_fetchable(asked));
   const bool fits = std::ssize(page.keys) == model_.key_bytes(cache_);
   const bool is_there = fits && replicas_.at(0).adopt_page(prompt, page.index, [&](int32_t to) {
     model_.write_page(cache_, to, page.keys);
     drafter_.will_compute(0, std::span(&to, 1), 0, kPageSize);
-    n_fetched_tokens_ += kPageSize;
+    n_fetched_tokens_ += std::min<int64_t>(kPageSize, std::ssize(prompt) - page.index * kPageSize);
   });
   if (is_there) return;
   options_.prefixes->cancel(page.id);  // later pages would not be found
@@ -328,9 +333,10 @@ void Engine::give_pages(const Plan& plan) {
     if (!r.asked.on_page) continue;
     page_keys_.resize(model_.key_bytes(cache_));
     const Scheduler& scheduler = replicas_.of(part.id);
-    const auto n_prompt = static_cast<int>(r.asked.request.prompt.size());
-    const int n_full = std::min(n_prompt, scheduler.n_computed(part.id)) / kPageSize;
-    for (; r.n_given_pages < n_full; ++r.n_given_pages) {
+    const int n_wanted = static_cast<int>(r.asked.request.prompt.size()) - 1;
+    const int n = scheduler.n_computed(part.id);
+    const int n_pages = n >= n_wanted ? pages_for(n_wanted) : n / kPageSize;
+    for (; r.n_given_pages < n_pages; ++r.n_given_pages) {
       model_.read_page(cache_, scheduler.pages(part.id)[r.n_given_pages], page_keys_);
       r.asked.on_page(r.n_given_pages, page_keys_);
     }

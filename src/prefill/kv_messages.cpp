@@ -63,11 +63,11 @@ KvRequest kv_request_from(MessageBytes body, int page_size, int n_vocabulary) {
   TokensHead head;
   require_protocol(body.size() >= sizeof head, "a request of {} bytes", body.size());
   std::memcpy(&head, body.data(), sizeof head);
-  require_protocol(head.n_tokens > 0 && head.n_tokens % page_size == 0 &&
-                       body.size() == sizeof head + uint64_t(head.n_tokens) * sizeof(int32_t),
-                   "a request of {} bytes with {} tokens", body.size(), head.n_tokens);
-  require_protocol(head.first_page >= 0 && head.first_page < head.n_tokens / page_size,
-                   "a request for page {} of {}", head.first_page, head.n_tokens / page_size);
+  require_protocol(
+      head.n_tokens > 1 && body.size() == sizeof head + uint64_t(head.n_tokens) * sizeof(int32_t),
+      "a request of {} bytes with {} tokens", body.size(), head.n_tokens);
+  require_protocol(head.first_page >= 0 && head.first_page * int64_t{page_size} < head.n_tokens - 1,
+                   "a request for page {} of {} tokens", head.first_page, head.n_tokens);
   KvRequest request = {head.first_page, std::vector<int32_t>(head.n_tokens)};
   std::memcpy(request.tokens.data(), body.data() + sizeof head,
               request.tokens.size() * sizeof(int32_t));

@@ -1,9 +1,10 @@
 // What a server that computes prompts (prefill) and one that uses their keys (decode) say to each
 // other after the handshake: the bodies of the messages. All numbers are little-endian.
 //
-// A decode server sends a kRequest: first_page and n_tokens (int32_t each), then the ids of a whole
-// number of pages. The prefill server sends one kAnswer a page, in ascending order, with the keys
-// as its body, and a kEnd. Answers are numbered by page_number().
+// A decode server sends a kRequest: first_page and n_tokens (int32_t each), then the ids. The keys
+// of all tokens but the last are wanted; the last page may be partly filled. The prefill server
+// sends one kAnswer a page, in ascending order, with the keys as its body, and a kEnd. Answers are
+// numbered by page_number().
 #pragma once
 #include <cstdint>
 #include <string>
@@ -36,8 +37,8 @@ constexpr uint64_t most_bytes_of_request(int64_t max_tokens) {
   return 8 + 4 * static_cast<uint64_t>(max_tokens);
 }
 std::vector<std::byte> bytes_of(const KvRequest& request);
-// Throws ProtocolError for a length that does not fit, tokens that are no whole pages or not below
-// n_vocabulary, and a first page that is none of theirs.
+// Throws ProtocolError for a length that does not fit, another number of tokens, tokens that are
+// not below n_vocabulary, and a first page that is none of theirs.
 KvRequest kv_request_from(MessageBytes body, int page_size, int n_vocabulary);
 
 // Of the answer with page `index` to a request; numbers of requests are below 2^32.

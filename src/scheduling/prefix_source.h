@@ -24,8 +24,8 @@ class PrefixSource {
   virtual ~PrefixSource() = default;
   // Whether fetching the keys of n tokens is worth a request.
   virtual bool pays(int64_t n_tokens) const = 0;
-  // Begins to fetch the keys of `tokens`, a whole number of pages, from page first_page on, and
-  // returns. Whatever goes wrong ends the fetch early.
+  // Begins to fetch the keys of all `tokens` but the last, from page first_page on, and returns.
+  // The last page may be partly filled. Whatever goes wrong ends the fetch early.
   virtual void fetch(uint64_t id, std::vector<int32_t> tokens, int first_page,
                      Receiver receiver) = 0;
   // The pages of this fetch are no longer needed. Its receiver may still be called.

@@ -58,9 +58,9 @@ struct EngineRequest {
   // Called for each token and for the end, on the output thread if there is one, else between
   // steps. Returning false ends the request; events that are under way may still follow.
   std::function<bool(const TokenEvent&)> on_event = {};
-  // Called within the step for each full page of the prompt from first_page on, in order, once its
-  // keys are in the cache, as StepRunner::read_page() gives them. The bytes are valid during the
-  // call.
+  // Called within the step for each page of the prompt without its last token, from first_page on,
+  // in order, once its keys are in the cache, as StepRunner::read_page() gives them. The last page
+  // may be partly filled. The bytes are valid during the call.
   std::function<void(int index, std::span<const std::byte> keys)> on_page = {};
   int first_page = 0;
   // Called within the step with the logits [vocab of the model] after prompt token `position`.

@@ -239,11 +239,16 @@ void Scheduler::add(SequenceId id, std::vector<int32_t> prompt, int n_scored) {
 
 bool Scheduler::adopt_page(std::span<const int32_t> prompt, int index,
                            const std::function<void(int32_t page)>& fill) {
-  std::vector<int32_t> pages = pool_.match(prompt, index + 1);  // so they are not taken below
+  const std::span<const int32_t> tokens = prompt.subspan(size_t{kPageSize} * index);
+  const bool is_full = std::ssize(tokens) >= kPageSize;
+  std::vector<int32_t> pages = pool_.match(prompt, index + is_full);  // so they are not taken below
   if (std::ssize(pages) == index && pool_.n_available() > std::ssize(running_)) {
     pages.push_back(pool_.take());
     fill(pages.back());
-    pool_.publish(pages, index, prompt.subspan(size_t{kPageSize} * index, kPageSize));
+    if (is_full)
+      pool_.publish(pages, index, tokens.first(kPageSize));
+    else
+      pool_.publish_begun(pages, index, tokens);
   }
   const bool is_there = std::ssize(pages) > index;
   pool_.release(pages);

@@ -63,9 +63,10 @@ class Scheduler {
   // tokens, at most longest_sequence() tokens. Logits are computed once for each of its last
   // n_scored tokens, at least one; their pages are not taken from the prefix cache.
   void add(SequenceId id, std::vector<int32_t> prompt, int n_scored = 1);
-  // Takes page `index` of a prompt into the prefix cache, which has the pages before it: fill(page)
-  // writes the keys. Returns false, and calls nothing, if the cache has not, or if running
-  // sequences may need the page. A page that is there already is not filled again.
+  // Takes page `index` of a prompt, which ends there or later, into the prefix cache, which has the
+  // pages before it: fill(page) writes the keys. Returns false, and calls nothing, if the cache has
+  // not, or if running sequences may need the page. A full page that is there already is not filled
+  // again.
   bool adopt_page(std::span<const int32_t> prompt, int index,
                   const std::function<void(int32_t page)>& fill);
   // Marks these tokens as computed in the prefix cache, as far as pages are available, as if a

@@ -10,6 +10,7 @@
 #include <boost/beast/http/status.hpp>
 
 #include "server/api_error.h"
+#include "server/generation.h"
 
 namespace tandem {
 namespace {
@@ -25,12 +26,17 @@ constexpr size_t kReadBytes = 4 << 10;  // per read, except inside a body
 constexpr size_t kLargeBodyBytes = 1 << 20;
 constexpr auto kNever = asio::steady_timer::time_point::max();
 
+std::string status_and_fields(int status, const std::string& fields, bool keep_alive) {
+  const auto reason = http::obsolete_reason(static_cast<http::status>(status));
+  return fmt::format("HTTP/1.1 {} {}\r\n{}{}\r\n", status, std::string(reason), fields,
+                     keep_alive ? "" : "Connection: close\r\n");
+}
+
 std::string header_text(int status, const char* content_type, const std::string& more,
                         bool keep_alive) {
-  const auto reason = http::obsolete_reason(static_cast<http::status>(status));
-  return fmt::format("HTTP/1.1 {} {}\r\nServer: tandem\r\nContent-Type: {}\r\n{}{}\r\n", status,
-                     std::string(reason), content_type, more,
-                     keep_alive ? "" : "Connection: close\r\n");
+  return status_and_fields(
+      status, fmt::format("Server: tandem\r\nContent-Type: {}\r\n{}", content_type, more),
+      keep_alive);
 }
 
 // A chunk of a body with "Transfer-Encoding: chunked".
@@ -39,6 +45,52 @@ std::string chunk_of(const std::string& bytes) {
 }
 
 }  // namespace
+
+// A relayed answer's response.
+class Connection::Writer final : public AnswerWriter {
+ public:
+  Writer(Connection& connection, const ReceivedRequest& incoming)
+      : connection_(connection), incoming_(incoming) {}
+
+  Task<void> respond(HttpResponse response) override {
+    return connection_.write_response(incoming_, std::move(response));
+  }
+
+  void begin(Head head) override {
+    connection_.context_.handler.count_response(head.status);
+    std::string more = std::move(head.fields);
+    if (head.length) {
+      more += fmt::format("Content-Length: {}\r\n", *head.length);
+    } else if (head.has_body && incoming_.is_http_10) {
+      connection_.closing_ = true;
+    } else if (head.has_body) {
+      chunked_ = true;
+      more += "Transfer-Encoding: chunked\r\n";
+    }
+    pending_ = status_and_fields(head.status, more, !connection_.closing_);
+  }
+
+  Task<bool> write(std::string bytes) override {
+    if (chunked_) bytes = chunk_of(bytes);
+    if (!pending_.empty()) bytes.insert(0, std::exchange(pending_, {}));
+    if (bytes.empty()) co_return true;
+    co_return !connection_.disconnected_ && co_await connection_.write(std::move(bytes));
+  }
+
+  Task<bool> finish(bool closes) override {
+    if (closes) connection_.closing_ = true;
+    std::string bytes = std::exchange(pending_, {});
+    if (chunked_) bytes += "0\r\n\r\n";
+    if (bytes.empty()) co_return !connection_.disconnected_;
+    co_return !connection_.disconnected_ && co_await connection_.write(std::move(bytes));
+  }
+
+ private:
+  Connection& connection_;
+  const ReceivedRequest& incoming_;
+  std::string pending_;  // the head, which is not sent yet
+  bool chunked_ = false;
+};
 
 Connection::Connection(ClientStream::Socket socket, ConnectionContext& context)
     : stream_(std::move(socket), context.tls),
@@ -162,22 +214,29 @@ void Connection::release_body_bytes() {
 }
 
 Connection::Task<void> Connection::handle(ReceivedRequest incoming) {
-  std::optional<Service::Result> result;
+  std::optional<RequestHandler::Result> result;
   dispatch(incoming.request, result);
   while (!result) co_await wait_for_wakeup();
+  if (auto* relayed = std::get_if<std::shared_ptr<RelayedAnswer>>(&*result))
+    co_await relay(incoming, **relayed);  // it may send the body several times
   release_body_bytes();
   if (auto* response = std::get_if<HttpResponse>(&*result)) {
     co_await write_response(incoming, std::move(*response));
-  } else {
-    co_await generate(incoming, std::get<std::shared_ptr<Generation>>(std::move(*result)));
+  } else if (auto* generation = std::get_if<std::shared_ptr<Generation>>(&*result)) {
+    co_await generate(incoming, std::move(*generation));
   }
 }
 
-// Lets a worker handle the request and free its body; `result` is then set on the I/O thread.
-void Connection::dispatch(HttpRequest& request, std::optional<Service::Result>& result) {
+// Lets a worker handle the request and free its body, unless that is quick; `result` is set on the
+// I/O thread.
+void Connection::dispatch(HttpRequest& request, std::optional<RequestHandler::Result>& result) {
+  if (context_.handler.handles_quickly(request)) {
+    result = context_.handler.handle(request);
+    return;
+  }
   const bool large = request.body.size() > kLargeBodyBytes;
   auto work = [&, large, self = shared_from_this()] {
-    Service::Result handled = context_.service.handle(request);
+    RequestHandler::Result handled = context_.handler.handle(request);
     std::string().swap(request.body);
     if (large) malloc_trim(0);  // otherwise glibc keeps the memory of the JSON values
     asio::post(stream_.get_executor(), [&result, self, handled = std::move(handled)]() mutable {
@@ -201,10 +260,10 @@ Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
   try {
     generation->start([outbox](const Generation::Output& o) { outbox->push(o); });
   } catch (const ApiError& error) {
-    refusal = context_.service.error_response(error);
+    refusal = context_.handler.error_response(error);
   } catch (const std::exception& error) {
     generation->cancel();
-    refusal = context_.service.error_response(ApiError(500, error.what()));
+    refusal = context_.handler.error_response(ApiError(500, error.what()));
   }
   if (refusal) {
     co_await write_response(incoming, std::move(*refusal));
@@ -218,7 +277,25 @@ Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
   } catch (const std::exception&) {  // handled as if the client had disconnected
   }
   if (!open) generation->cancel();
-  if (!open) closing_ = true;
+  co_await end_of_answer(open);
+}
+
+Connection::Task<void> Connection::relay(const ReceivedRequest& incoming, RelayedAnswer& answer) {
+  on_disconnect_ = [&answer] { answer.cancel(); };
+  watch_for_disconnect();
+  Writer writer(*this, incoming);
+  bool whole = false;
+  try {
+    whole = co_await answer.write_to(writer);
+  } catch (const std::exception&) {  // only this connection ends
+  }
+  on_disconnect_ = [] {};
+  co_await end_of_answer(whole);
+}
+
+// Ends watch_for_disconnect(). The connection ends too unless the answer is whole.
+Connection::Task<void> Connection::end_of_answer(bool whole) {
+  if (!whole) closing_ = true;
   while (reading_) {
     error_code ignored;
     stream_.socket().cancel(ignored);
@@ -248,7 +325,7 @@ Connection::Task<bool> Connection::forward_output(const ReceivedRequest& incomin
       if (chunked && last) bytes += "0\r\n\r\n";
       if (output.aborts_stream) closing_ = true;
       open = open && co_await write(std::move(bytes));
-      if (last) context_.service.count_response(200);
+      if (last) context_.handler.count_response(200);
     } else if (!last) {
       co_await wait_for_wakeup();
     }
@@ -258,15 +335,15 @@ Connection::Task<bool> Connection::forward_output(const ReceivedRequest& incomin
 
 Connection::Task<bool> Connection::begin_event_stream(const ReceivedRequest& incoming) {
   if (incoming.is_http_10) closing_ = true;
-  std::string more = context_.service.cors(incoming.request) + "Cache-Control: no-cache\r\n";
+  std::string more = context_.handler.cors(incoming.request) + "Cache-Control: no-cache\r\n";
   if (!incoming.is_http_10) more += "Transfer-Encoding: chunked\r\n";
   co_return co_await write(header_text(200, "text/event-stream; charset=utf-8", more, !closing_));
 }
 
 Connection::Task<void> Connection::write_response(const ReceivedRequest& incoming,
                                                   HttpResponse response) {
-  context_.service.count_response(response.status);
-  std::string more = context_.service.cors(incoming.request);
+  context_.handler.count_response(response.status);
+  std::string more = context_.handler.cors(incoming.request);
   more += fmt::format("Content-Length: {}\r\n", response.body.size());
   if (response.retry_after_seconds > 0)
     more += fmt::format("Retry-After: {}\r\n", response.retry_after_seconds);
@@ -282,7 +359,7 @@ Connection::Task<void> Connection::refuse(const ApiError& error, const std::stri
   closing_ = true;
   ReceivedRequest unread;
   unread.request.method = method;
-  co_await write_response(unread, context_.service.error_response(error));
+  co_await write_response(unread, context_.handler.error_response(error));
   co_await finish();
   error_code failed;
   std::vector<char> dropped(kReadBytes);
@@ -333,6 +410,7 @@ void Connection::watch_for_disconnect() {
                             self->reading_ = false;
                             self->disconnected_ = error && error != asio::error::operation_aborted;
                             self->wakeup_.cancel();
+                            if (self->disconnected_) self->on_disconnect_();
                             const bool more = !error && self->busy_;
                             if (more) self->watch_for_disconnect();
                           });

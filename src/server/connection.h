@@ -7,12 +7,13 @@
 #include <boost/asio/strand.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 
 #include "server/outbox.h"
+#include "server/request_handler.h"
 #include "server/request_reader.h"
-#include "server/service.h"
 #include "server/tls.h"
 
 namespace tandem {
@@ -30,7 +31,7 @@ struct HttpLimits {
 // and `large`, on which requests are parsed.
 struct ConnectionContext {
   using Executor = boost::asio::any_io_executor;
-  Service& service;
+  RequestHandler& handler;
   Executor workers;  // threads that parse requests
   HttpLimits limits = {};
   boost::asio::ssl::context* tls = nullptr;  // null: plain HTTP
@@ -54,6 +55,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close();
 
  private:
+  class Writer;
   template <class T>
   using Task = boost::asio::awaitable<T>;
 
@@ -66,8 +68,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void release_body_bytes();
   Task<void> finish();
   Task<void> handle(ReceivedRequest incoming);
-  void dispatch(HttpRequest& request, std::optional<Service::Result>& result);
+  void dispatch(HttpRequest& request, std::optional<RequestHandler::Result>& result);
+  Task<void> relay(const ReceivedRequest& incoming, RelayedAnswer& answer);
   Task<void> generate(const ReceivedRequest& incoming, std::shared_ptr<Generation> generation);
+  Task<void> end_of_answer(bool whole);
   Task<bool> forward_output(const ReceivedRequest& incoming, Outbox& outbox);
   Task<bool> begin_event_stream(const ReceivedRequest& incoming);
   Task<void> write_response(const ReceivedRequest& incoming, HttpResponse response);
@@ -90,6 +94,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool closing_ = false;       // the connection ends after this response
   bool disconnected_ = false;  // the client closed its side, or the connection broke
   bool reading_ = false;       // watch_for_disconnect() has a read in progress
+  std::function<void()> on_disconnect_ = [] {};
 };
 
 }  // namespace tandem

@@ -18,10 +18,10 @@ constexpr size_t kReservedFiles = 64;  // open files that are not connections
 
 }  // namespace
 
-HttpServer::HttpServer(Service& service, const Options& options)
+HttpServer::HttpServer(RequestHandler& handler, const Options& options)
     : options_(options),
       max_connections_(options.max_connections),
-      context_{.service = service, .workers = workers_.get_executor(), .limits = options.limits},
+      context_{.handler = handler, .workers = workers_.get_executor(), .limits = options.limits},
       acceptor_(io_),
       signals_(io_),
       drain_timer_(io_) {
@@ -48,10 +48,12 @@ HttpServer::HttpServer(Service& service, const Options& options)
 
 void HttpServer::run() {
   wait_for_signal();
+  context_.handler.begin(io_.get_executor());
   asio::co_spawn(
       io_, [this] { return accept(); }, asio::detached);
   run_handlers();
   workers_.join();
+  context_.handler.end();
 }
 
 // If a handler throws nevertheless, only its connection ends, together with the coroutine that
@@ -104,7 +106,8 @@ void HttpServer::shut_down() {
 
 void HttpServer::drain() {
   draining_ = true;
-  context_.service.set_stopping();
+  context_.handler.set_stopping();
+  options_.on_drain();
   error_code ignored;
   acceptor_.close(ignored);
   const auto connections = connections_;

@@ -6,6 +6,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -23,11 +24,12 @@ class HttpServer {
     std::string certificate = {}, key = {};  // PEM files; both empty: plain HTTP
     int max_connections = 0;                 // 0: as many as the process may have open files
     std::chrono::seconds drain{30};          // time for running requests after SIGTERM
+    std::function<void()> on_drain = [] {};  // called when shutting down begins, on the I/O thread
   };
 
   // Starts to listen; signals that come before run() are heard by it. Throws Error when the address
-  // or the certificate cannot be used. The service must outlive the server.
-  HttpServer(Service& service, const Options& options);
+  // or the certificate cannot be used. The handler must outlive the server.
+  HttpServer(RequestHandler& handler, const Options& options);
 
   int port() const { return acceptor_.local_endpoint().port(); }
   // Serves until SIGTERM or SIGINT, shut_down() or stop(). A second signal ends it at once.

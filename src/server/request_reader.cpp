@@ -106,7 +106,11 @@ void RequestReader::on_header() {
   require_host(header);
   require_one_length(header);
   const std::string target = text_of(header.target());
-  request.path = target.substr(0, target.find('?'));
+  const size_t question = target.find('?');
+  request.path = target.substr(0, question);
+  if (question != target.npos) request.query = target.substr(question + 1);
+  for (const auto& field : header)
+    request.fields.push_back({text_of(field.name_string()), text_of(field.value())});
   request.authorization = text_of(header[http::field::authorization]);
   request.cors.origin = text_of(header[http::field::origin]);
   request.cors.requested_method = text_of(header[http::field::access_control_request_method]);

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "io/json.h"
+#include "server/api_key.h"
 #include "server/openapi.h"
 #include "server/page/page.h"
 #include "server/request_fields.h"
@@ -33,14 +34,6 @@ constexpr std::array<std::string_view, 8> kPostPaths = {
 uint64_t random_number() {
   thread_local std::mt19937_64 generator{std::random_device{}()};
   return generator();
-}
-
-// Compares in constant time, whatever part of the key is right.
-bool equal_in_constant_time(const std::string& given, const std::string& expected) {
-  unsigned difference = given.size() == expected.size() ? 0 : 1;
-  for (size_t i = 0; i < given.size(); ++i)
-    difference |= static_cast<unsigned char>(given[i] ^ expected[i % expected.size()]);
-  return difference == 0;
 }
 
 nlohmann::ordered_json parse_body(const std::string& body) {
@@ -124,7 +117,7 @@ Service::Result Service::route(const HttpRequest& request) {
 // Paths for monitoring need no key.
 Service::Result Service::get(const HttpRequest& request) {
   const std::string& path = request.path;
-  if (!contains(kPublicPaths, path)) require_key(request);
+  if (!contains(kPublicPaths, path)) require_api_key(request.authorization, options_.api_key);
   if (path == "/health" || path == "/ping") return health();
   if (path == "/") return HttpResponse{200, std::string(page()), "text/html; charset=utf-8"};
   if (path == "/version") return json_response({{"version", kVersion}});
@@ -137,7 +130,7 @@ Service::Result Service::get(const HttpRequest& request) {
 }
 
 Service::Result Service::post(const HttpRequest& request) {
-  require_key(request);
+  require_api_key(request.authorization, options_.api_key);
   const std::string& path = request.path;
   if (path == "/v1/completions")
     return generation(parse_completion_request(parse_body(request.body), defaults_));
@@ -251,14 +244,6 @@ HttpResponse Service::models(const std::string& path) {
     throw ApiError(404, fmt::format("the model {} does not exist", shown(id)), "model",
                    "model_not_found");
   return json_response(list["data"][0]);
-}
-
-void Service::require_key(const HttpRequest& request) const {
-  if (options_.api_key.empty()) return;
-  if (!equal_in_constant_time(request.authorization, "Bearer " + options_.api_key))
-    throw ApiError(401,
-                   "the API key is missing or wrong: send the header Authorization: Bearer KEY", {},
-                   "invalid_api_key");
 }
 
 Engine& Service::engine() {

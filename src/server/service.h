@@ -7,29 +7,13 @@
 
 #include "scheduling/expert_loads.h"
 #include "server/answer_grammar.h"
-#include "server/api_error.h"
-#include "server/cors.h"
 #include "server/generation.h"
+#include "server/request_handler.h"
 #include "text/chat_format.h"
 
 namespace tandem {
 
-struct HttpRequest {
-  std::string method, path;  // path: without the query
-  std::string authorization;
-  std::string body;
-  CorsHeaders cors = {};
-};
-
-struct HttpResponse {
-  int status = 200;
-  std::string body = {};
-  const char* content_type = "application/json";
-  int retry_after_seconds = 0;  // header Retry-After; 0: none
-  std::string allow = {};       // header Allow of a 405 response; empty: none
-};
-
-class Service {
+class Service final : public RequestHandler {
  public:
   struct Options {
     std::string model_id;                        // id of the model in the API
@@ -49,19 +33,15 @@ class Service {
   void set_loading(double fraction) { loaded_fraction_ = fraction; }
   void set_ready(Engine& engine) { engine_ = &engine; }
   bool is_ready() const { return engine_ != nullptr; }
-  void set_stopping() { stopping_ = true; }
+  void set_stopping() override { stopping_ = true; }
 
-  using Result = std::variant<HttpResponse, std::shared_ptr<Generation>>;
-  // Handles a request. The caller must start() a Generation.
-  Result handle(const HttpRequest& request) noexcept;
+  Result handle(const HttpRequest& request) noexcept override;
 
-  HttpResponse error_response(const ApiError& error);
-  // CORS header lines of every response to this request.
-  std::string cors(const HttpRequest& request) const {
+  HttpResponse error_response(const ApiError& error) override;
+  std::string cors(const HttpRequest& request) const override {
     return cors_headers(options_.cors_origins, request.cors);
   }
-  // Counts a response that is sent.
-  void count_response(int status) { metrics_.http_response(status); }
+  void count_response(int status) override { metrics_.http_response(status); }
 
  private:
   Result route_or_error(const HttpRequest& request);
@@ -74,7 +54,6 @@ class Service {
   HttpResponse rebalance_report();
   Engine& rebalancing_engine();
   HttpResponse models(const std::string& path);
-  void require_key(const HttpRequest& request) const;
   Engine& engine();
   std::shared_ptr<Generation> generation(GenerationRequest request);
   std::vector<std::vector<int32_t>> prompts_of(const GenerationRequest& request) const;

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "server/service.h"
 #include "tests/fuzz/http_messages.h"
 #include "tests/fuzz/simulated_engine.h"
 
@@ -33,9 +34,9 @@ struct World {
   // One thread parses and sends, which is faster than passing work to another thread.
   asio::io_context io{1};
   ConnectionContext with_engine{
-      .service = running, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
+      .handler = running, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
   ConnectionContext without{
-      .service = loading, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
+      .handler = loading, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
 
   World() { running.set_ready(simulated.engine()); }
 };
