@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "server/answer_json.h"
-#include "server/api_error.h"
-#include "server/cors.h"
+#include "http/api_error.h"
+#include "http/cors.h"
 #include "server/generation_request.h"
 #include "server/metrics.h"
 #include "server/request_fields.h"

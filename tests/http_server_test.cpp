@@ -1,7 +1,7 @@
 // The server on its port, with clients that send nothing, half of a request or too much, that do
 // not read, and that are too many. The model is loading all the time.
 // clang-format off
-#include "server/http_server.h"  // works around a defect of Boost 1.74 (server/awaitable.h)
+#include "http/http_server.h"  // works around a defect of Boost 1.74 (http/awaitable.h)
 // clang-format on
 
 #include <arpa/inet.h>

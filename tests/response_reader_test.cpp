@@ -1,6 +1,6 @@
 // Answers of servers that are not trusted: whole, in pieces, and broken in every way.
 // clang-format off
-#include "server/response_reader.h"  // works around a defect of Boost 1.74 (server/awaitable.h)
+#include "http/response_reader.h"  // works around a defect of Boost 1.74 (http/awaitable.h)
 // clang-format on
 
 #include <gtest/gtest.h>

@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "server/answer_json.h"
-#include "server/api_error.h"
+#include "http/api_error.h"
 #include "server/generation_request.h"
 #include "server/metrics.h"
 #include "server/reasoning.h"
-#include "server/request_reader.h"
+#include "http/request_reader.h"
 #include "server/service.h"
 
 namespace tandem::test {

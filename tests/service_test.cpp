@@ -36,7 +36,7 @@ class ReadyService : public testing::Test {
     Service::Result result = service.handle({method, path, {}, body});
     if (auto* response = std::get_if<HttpResponse>(&result)) return *response;
     HttpResponse response;
-    std::get<std::shared_ptr<Generation>>(result)->start([&](const Generation::Output& part) {
+    std::get<std::shared_ptr<StreamedAnswer>>(result)->start([&](const StreamedAnswer::Output& part) {
       response.status = part.status;
       response.body += part.bytes;
     });

@@ -10,7 +10,7 @@
 #include "loader/engine_thread.h"
 #include "prefill/kv_client.h"
 #include "prefill/kv_server.h"
-#include "server/http_server.h"
+#include "http/http_server.h"
 #include "server/registration.h"
 #include "server/service.h"
 #include "transport/tcp.h"

@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/options.h"
-#include "server/http_server.h"
+#include "http/http_server.h"
 
 namespace tandem {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "server/http_address.h"
+#include "http/http_address.h"
 #include "server/metrics.h"
 
 namespace tandem {

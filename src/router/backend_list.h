@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/http_address.h"
+#include "http/http_address.h"
 
 namespace tandem {
 

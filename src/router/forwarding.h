@@ -3,8 +3,8 @@
 #pragma once
 #include "router/backend_pool.h"
 #include "router/retry.h"
-#include "server/http_client.h"
-#include "server/request_handler.h"
+#include "http/http_client.h"
+#include "http/request_handler.h"
 
 namespace tandem {
 

@@ -11,7 +11,7 @@
 #include "router/backend_list.h"
 #include "router/reports.h"
 #include "server/answer_json.h"
-#include "server/api_key.h"
+#include "http/api_key.h"
 
 namespace tandem {
 namespace {

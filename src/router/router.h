@@ -6,7 +6,7 @@
 
 #include "router/checks.h"
 #include "router/forwarding.h"
-#include "server/request_handler.h"
+#include "http/request_handler.h"
 
 namespace tandem {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "server/api_error.h"
+#include "http/api_error.h"
 #include "text/grammar/pattern_grammar.h"
 #include "text/grammar/schema_grammar.h"
 

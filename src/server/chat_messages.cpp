@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "server/api_error.h"
+#include "http/api_error.h"
 
 namespace tandem {
 namespace {

@@ -7,16 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "scheduling/answer_stream.h"
 #include "engine/engine.h"
+#include "http/api_error.h"
+#include "http/streamed_answer.h"
+#include "scheduling/answer_stream.h"
 #include "server/answer_json.h"
-#include "server/api_error.h"
 #include "server/metrics.h"
 #include "server/reasoning.h"
 
 namespace tandem {
 
-class Generation : public std::enable_shared_from_this<Generation> {
+class Generation : public StreamedAnswer, public std::enable_shared_from_this<Generation> {
  public:
   struct Setup {
     GenerationRequest request;
@@ -28,26 +29,15 @@ class Generation : public std::enable_shared_from_this<Generation> {
     bool starts_in_reasoning = false;              // the grammar applies only after </think>
     Clock::time_point received;
   };
-  // A part of the HTTP response: the whole body, or some events of a stream. An error before the
-  // first event is sent as a whole body.
-  struct Output {
-    int status = 200;
-    std::string bytes;
-    bool last = false;
-    bool is_complete_body = false;
-    bool aborts_stream = false;  // the last event is an error; the connection is closed after it
-  };
-  using Send = std::function<void(Output)>;
-
   // All references must outlive the generation.
   Generation(Setup setup, Engine& engine, const Tokenizer& tokenizer, Metrics& metrics,
              std::function<void(const std::string&)> log);
 
   // Submits all prompts to the engine. `send` is called from the engine's output thread until an
   // Output has `last`. Throws ApiError when the engine refuses a prompt or has failed.
-  void start(Send send);
+  void start(Send send) override;
   // Aborts all answers; called when the client has disconnected.
-  void cancel();
+  void cancel() override;
 
  private:
   struct Choice {

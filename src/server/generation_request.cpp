@@ -6,8 +6,8 @@
 #include <charconv>
 #include <limits>
 
+#include "http/api_error.h"
 #include "io/json.h"
-#include "server/api_error.h"
 #include "server/chat_messages.h"
 #include "server/request_fields.h"
 

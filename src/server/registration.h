@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "server/http_client.h"
+#include "http/http_client.h"
 
 namespace tandem {
 

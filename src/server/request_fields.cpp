@@ -4,8 +4,8 @@
 
 #include <cmath>
 
+#include "http/api_error.h"
 #include "io/json.h"
-#include "server/api_error.h"
 
 namespace tandem {
 namespace {

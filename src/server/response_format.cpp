@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "core/check.h"
+#include "http/api_error.h"
 #include "io/json.h"
-#include "server/api_error.h"
 
 namespace tandem {
 namespace {

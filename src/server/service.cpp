@@ -7,8 +7,8 @@
 #include <random>
 
 #include "core/check.h"
+#include "http/api_key.h"
 #include "io/json.h"
-#include "server/api_key.h"
 #include "server/openapi.h"
 #include "server/page/page.h"
 #include "server/request_fields.h"

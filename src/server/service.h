@@ -5,10 +5,10 @@
 #include <string>
 #include <variant>
 
+#include "http/request_handler.h"
 #include "scheduling/expert_loads.h"
 #include "server/answer_grammar.h"
 #include "server/generation.h"
-#include "server/request_handler.h"
 #include "text/chat_format.h"
 
 namespace tandem {

@@ -2,7 +2,7 @@
 // answers of the real server, with an engine or while it is loading. Input: a byte that chooses
 // between these two, a byte for the lengths of the pieces, the bytes of the requests.
 // clang-format off
-#include "server/connection.h"  // works around a defect of Boost 1.74 (server/awaitable.h)
+#include "http/connection.h"  // works around a defect of Boost 1.74 (http/awaitable.h)
 // clang-format on
 
 #include <sys/socket.h>

@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "io/json.h"
-#include "server/api_error.h"
+#include "http/api_error.h"
 #include "server/generation_request.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

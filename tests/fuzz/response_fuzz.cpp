@@ -2,7 +2,7 @@
 // same one in whatever pieces they arrive. Input: a byte with flags, a byte for the lengths of the
 // pieces, the bytes of the answer.
 // clang-format off
-#include "server/response_reader.h"  // works around a defect of Boost 1.74 (server/awaitable.h)
+#include "http/response_reader.h"  // works around a defect of Boost 1.74 (http/awaitable.h)
 // clang-format on
 
 #include "core/check.h"

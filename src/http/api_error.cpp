@@ -1,4 +1,4 @@
-#include "server/api_error.h"
+#include "http/api_error.h"
 
 namespace tandem {
 namespace {

@@ -11,7 +11,7 @@
 #include <set>
 #include <string>
 
-#include "server/connection.h"
+#include "http/connection.h"
 
 namespace tandem {
 

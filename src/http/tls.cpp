@@ -1,4 +1,4 @@
-#include "server/tls.h"
+#include "http/tls.h"
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ssl/error.hpp>

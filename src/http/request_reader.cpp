@@ -1,4 +1,4 @@
-#include "server/request_reader.h"
+#include "http/request_reader.h"
 
 #include <fmt/format.h>
 

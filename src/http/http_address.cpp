@@ -1,4 +1,4 @@
-#include "server/http_address.h"
+#include "http/http_address.h"
 
 #include <algorithm>
 #include <charconv>

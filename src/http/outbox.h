@@ -3,7 +3,7 @@
 #include <functional>
 #include <mutex>
 
-#include "server/generation.h"
+#include "http/streamed_answer.h"
 
 namespace tandem {
 
@@ -15,7 +15,7 @@ class Outbox {
   // A client that leaves more bytes than this unread is treated as disconnected.
   static constexpr size_t kMaxBytes = size_t{4} << 20;
 
-  void push(const Generation::Output& output) {
+  void push(const StreamedAnswer::Output& output) {
     bool wakes = false;
     {
       const std::lock_guard lock(mutex_);
@@ -32,7 +32,7 @@ class Outbox {
 
   // Returns everything pushed since the last call; if there is nothing, `bytes` is empty and `last`
   // is false.
-  Generation::Output take() {
+  StreamedAnswer::Output take() {
     const std::lock_guard lock(mutex_);
     woken_ = false;
     return std::exchange(pending_, {});
@@ -45,7 +45,7 @@ class Outbox {
  private:
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
-  Generation::Output pending_;
+  StreamedAnswer::Output pending_;
   bool woken_ = false, full_ = false;
 };
 

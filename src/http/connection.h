@@ -11,10 +11,10 @@
 #include <memory>
 #include <optional>
 
-#include "server/outbox.h"
-#include "server/request_handler.h"
-#include "server/request_reader.h"
-#include "server/tls.h"
+#include "http/outbox.h"
+#include "http/request_handler.h"
+#include "http/request_reader.h"
+#include "http/tls.h"
 
 namespace tandem {
 
@@ -70,7 +70,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<void> handle(ReceivedRequest incoming);
   void dispatch(HttpRequest& request, std::optional<RequestHandler::Result>& result);
   Task<void> relay(const ReceivedRequest& incoming, RelayedAnswer& answer);
-  Task<void> generate(const ReceivedRequest& incoming, std::shared_ptr<Generation> generation);
+  Task<void> generate(const ReceivedRequest& incoming, std::shared_ptr<StreamedAnswer> answer);
   Task<void> end_of_answer(bool whole);
   Task<bool> forward_output(const ReceivedRequest& incoming, Outbox& outbox);
   Task<bool> begin_event_stream(const ReceivedRequest& incoming);

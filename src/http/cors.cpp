@@ -1,4 +1,4 @@
-#include "server/cors.h"
+#include "http/cors.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "server/connection.h"
+#include "http/connection.h"
 
 #include <fmt/format.h>
 #include <malloc.h>
@@ -9,8 +9,7 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/status.hpp>
 
-#include "server/api_error.h"
-#include "server/generation.h"
+#include "http/api_error.h"
 
 namespace tandem {
 namespace {
@@ -222,8 +221,8 @@ Connection::Task<void> Connection::handle(ReceivedRequest incoming) {
   release_body_bytes();
   if (auto* response = std::get_if<HttpResponse>(&*result)) {
     co_await write_response(incoming, std::move(*response));
-  } else if (auto* generation = std::get_if<std::shared_ptr<Generation>>(&*result)) {
-    co_await generate(incoming, std::move(*generation));
+  } else if (auto* answer = std::get_if<std::shared_ptr<StreamedAnswer>>(&*result)) {
+    co_await generate(incoming, std::move(*answer));
   }
 }
 
@@ -252,17 +251,17 @@ void Connection::dispatch(HttpRequest& request, std::optional<RequestHandler::Re
 }
 
 Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
-                                            std::shared_ptr<Generation> generation) {
+                                            std::shared_ptr<StreamedAnswer> answer) {
   const auto self = shared_from_this();
   const auto outbox = std::make_shared<Outbox>(
       [self] { asio::post(self->stream_.get_executor(), [self] { self->wakeup_.cancel(); }); });
   std::optional<HttpResponse> refusal;
   try {
-    generation->start([outbox](const Generation::Output& o) { outbox->push(o); });
+    answer->start([outbox](const StreamedAnswer::Output& o) { outbox->push(o); });
   } catch (const ApiError& error) {
     refusal = context_.handler.error_response(error);
   } catch (const std::exception& error) {
-    generation->cancel();
+    answer->cancel();
     refusal = context_.handler.error_response(ApiError(500, error.what()));
   }
   if (refusal) {
@@ -276,7 +275,7 @@ Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
     open = co_await forward_output(incoming, *outbox);
   } catch (const std::exception&) {  // handled as if the client had disconnected
   }
-  if (!open) generation->cancel();
+  if (!open) answer->cancel();
   co_await end_of_answer(open);
 }
 
@@ -304,12 +303,12 @@ Connection::Task<void> Connection::end_of_answer(bool whole) {
   if (disconnected_) closing_ = true;
 }
 
-// Sends the output of a generation until its last part. False when nothing more can be sent.
+// Sends the output of an answer until its last part. False when nothing more can be sent.
 Connection::Task<bool> Connection::forward_output(const ReceivedRequest& incoming, Outbox& outbox) {
   const bool chunked = !incoming.is_http_10;
   bool begun = false, open = true, last = false;
   while (open && !last) {
-    Generation::Output output = outbox.take();
+    StreamedAnswer::Output output = outbox.take();
     last = output.last;
     if (disconnected_ || outbox.full()) {
       open = false;

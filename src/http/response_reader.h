@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/request_handler.h"
+#include "http/request_handler.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-#include "server/response_reader.h"
+#include "http/response_reader.h"
 
 #include <boost/beast/core/buffers_range.hpp>
 #include <boost/beast/http/error.hpp>

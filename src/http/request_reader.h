@@ -5,7 +5,7 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 
-#include "server/request_handler.h"
+#include "http/request_handler.h"
 
 namespace tandem {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "server/api_error.h"
+#include "http/api_error.h"
 
 namespace tandem {
 

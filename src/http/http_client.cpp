@@ -1,4 +1,4 @@
-#include "server/http_client.h"
+#include "http/http_client.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>

@@ -8,9 +8,9 @@
 #include <memory>
 #include <string>
 
-#include "server/http_address.h"
-#include "server/response_reader.h"
-#include "server/tls.h"
+#include "http/http_address.h"
+#include "http/response_reader.h"
+#include "http/tls.h"
 
 namespace tandem {
 

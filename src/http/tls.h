@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "server/awaitable.h"
+#include "http/awaitable.h"
 
 namespace tandem {
 

@@ -1,7 +1,7 @@
 // The interface between HttpServer, which has the sockets, and what answers its requests.
 #pragma once
 // clang-format off
-#include "server/awaitable.h"
+#include "http/awaitable.h"
 // clang-format on
 
 #include <boost/asio/any_io_executor.hpp>
@@ -12,12 +12,11 @@
 #include <variant>
 #include <vector>
 
-#include "server/api_error.h"
-#include "server/cors.h"
+#include "http/api_error.h"
+#include "http/cors.h"
+#include "http/streamed_answer.h"
 
 namespace tandem {
-
-class Generation;
 
 struct HttpField {
   std::string name, value;
@@ -76,11 +75,11 @@ class RelayedAnswer {
 class RequestHandler {
  public:
   using Result =
-      std::variant<HttpResponse, std::shared_ptr<Generation>, std::shared_ptr<RelayedAnswer>>;
+      std::variant<HttpResponse, std::shared_ptr<StreamedAnswer>, std::shared_ptr<RelayedAnswer>>;
 
   virtual ~RequestHandler() = default;
-  // Handles a request, on one of several worker threads. The caller must start() a Generation, or
-  // call write_to() of a RelayedAnswer.
+  // Handles a request, on one of several worker threads. The caller must start() a StreamedAnswer,
+  // or call write_to() of a RelayedAnswer.
   virtual Result handle(const HttpRequest& request) noexcept = 0;
 
   // Whether handle() takes no longer than another thread takes to begin with it: then the I/O
