@@ -3,6 +3,7 @@
 // back.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -76,10 +77,12 @@ void round_trip(benchmark::State& state) {
     std::memcpy(request.data(), &head, sizeof head);
     const MessageBytes body = request.span();
     uint64_t number = 0;
+    std::vector<double> us;  // of each round trip
     Answers answers;
     link.take();
     for (auto _ : state) {
       answers.is_answered = false;
+      const Stopwatch watch;
       if (!link.request(++number, std::span(&body, 1))) return state.SkipWithError("lost");
       while (true) {
         if (!link.progress(answers)) return state.SkipWithError("lost");
@@ -87,8 +90,11 @@ void round_trip(benchmark::State& state) {
         MessageConnection* const connection = link.connection();
         waiter->wait(std::span(&connection, 1), nullptr, std::chrono::milliseconds(100));
       }
+      us.push_back(1e6 * watch.seconds());
     }
     link.release();
+    std::nth_element(us.begin(), us.begin() + std::ssize(us) / 2, us.end());
+    state.counters["median_us"] = us[us.size() / 2];
   }
   server.end();
   thread.join();
