@@ -1092,7 +1092,7 @@ MUTANTS = [
     ("worker: no beats", "offload/workers/expert_server.cpp", [("if (Clock::now() >= next_beat())", "if (Clock::now() < since_)")]),
     ("worker: any proof is good", "offload/workers/expert_server.cpp", [("theirs_.nonce, mine_.nonce)) ? 1 : 0", "theirs_.nonce, mine_.nonce)) ? 1 : 1")]),
     ("worker: sums of the request before are added", "offload/workers/expert_server.cpp", [("  std::memset(answer.data, 0, answer.rows * answer.row_bytes());\n", "")]),
-    ("worker: the last request comes first", "offload/workers/expert_server.cpp", [("*queue_.front()", "*queue_.back()"), ("queue_.pop_front()", "queue_.pop_back()")]),
+    ("worker: the last request comes first", "offload/workers/expert_server.cpp", [("*queue_.front()", "*queue_.back()"), ("queue_.erase(queue_.begin())", "queue_.pop_back()")]),
     ("failed steps: their requests go on", "src/engine/engine.cpp", [("for (const Part& part : parts_) {\n    TokenEvent failure;", "for (const Part& part : Plan()) {\n    TokenEvent failure;")]),
     ("model identity: no configuration", "src/loader/model_identity.cpp", [("std::string text = read_text_file(store.directory() + \"/config.json\", kMaxConfigBytes);", "std::string text = std::to_string(kMaxConfigBytes);")]),
 ]

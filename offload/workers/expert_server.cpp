@@ -210,6 +210,7 @@ void ExpertServer::run(const ServedExperts& served) {
             .max_rows = served.welcome.max_rows};
   for (int layer = 0; layer < c.n_layers; ++layer) has_experts_.push_back(c.is_moe(layer));
   decoded_ = Buffer(int64_t{shape_.max_rows} * shape_.dim * int64_t{sizeof(float)});
+  queue_.reserve(kMostPeers);
   served_ = &served;
   while (serve_connections() || !queue_.empty()) {
     if (queue_.empty()) {
@@ -220,7 +221,7 @@ void ExpertServer::run(const ServedExperts& served) {
       continue;
     }
     Peer& peer = *queue_.front();
-    queue_.pop_front();
+    queue_.erase(queue_.begin());
     lock.unlock();
     compute(peer);
     lock.lock();

@@ -5,7 +5,6 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -83,7 +82,7 @@ class ExpertServer {
   RequestShape shape_{};
   std::vector<bool> has_experts_;  // [layers]
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::deque<Peer*> queue_;  // with a request; each backbone is in it once at most
+  std::vector<Peer*> queue_;  // with a request, the first one first; each is in it once at most
   std::vector<MessageConnection*> waited_;
   Clock::time_point leave_by_{};  // not 0: backbones were told of the end
 
