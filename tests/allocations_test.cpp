@@ -6,6 +6,8 @@
 
 #include "tests/random_model.h"
 #include "tests/small_config.h"
+#include "tests/whole_models.h"
+#include "tests/worker_threads.h"
 
 namespace {
 std::atomic<int64_t> n_allocations{0};
@@ -43,6 +45,31 @@ TEST(Allocations, NothingIsAllocatedInAStep) {
   EXPECT_EQ(n_allocations - between, 0) << "in decode steps";
   free(malloc(1));
   EXPECT_GT(n_allocations.load(), between) << "the counter counts";
+}
+
+// Neither the backbone nor the worker, which is a thread here, allocates for a request.
+TEST(Allocations, NothingIsAllocatedWhereWorkersComputeExperts) {
+  const std::string directory = kGolden + "v3_fp8";
+  WorkerThread worker(served(directory, "2-7"));
+  ModelOptions options = {.directory = directory, .n_threads = 1, .context = 512, .max_logits = 1};
+  options.workers.addresses = {worker.address()};
+  options.workers.deadline = std::chrono::seconds(60);  // no thread looks at the worker meanwhile
+  LoadedModel loaded(options);
+  const std::vector<int32_t> prompt(200, 7), pages = {0, 1, 2, 3, 4, 5, 6, 7};
+  std::vector<int32_t> positions(200);
+  for (int i = 0; i < 200; ++i) positions[i] = i;
+  const int32_t last_of_prompt = 199, first = 0, token = 5, position = 200;
+  const Sequence prefill{0, 200, 200, pages}, decode{0, 1, 201, pages};
+  const auto step = [&] {
+    loaded.model().forward({prompt, positions, {&prefill, 1}, {&last_of_prompt, 1}},
+                           loaded.cache());
+    loaded.model().forward({{&token, 1}, {&position, 1}, {&decode, 1}, {&first, 1}},
+                           loaded.cache());
+  };
+  for (int i = 0; i < 3; ++i) step();
+  const int64_t before = n_allocations;
+  for (int i = 0; i < 100; ++i) step();
+  EXPECT_EQ(n_allocations - before, 0);
 }
 
 }  // namespace

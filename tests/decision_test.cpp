@@ -54,6 +54,31 @@ TEST_F(OnTheCpu, ExpertsAreNarrowedWithAWarning) {
   EXPECT_TRUE(warnings_.empty()) << "as requested";
 }
 
+// What workers have needs no memory here, and too little memory for the others is said with their
+// numbers.
+TEST_F(OnTheCpu, ExpertsOfWorkersAreElsewhere) {
+  const int n_experts = config_.router.n_experts;
+  std::vector<std::vector<bool>> on_workers(config_.n_all_layers());
+  for (int layer = 0; layer < config_.n_all_layers(); ++layer)
+    for (int e = 0; config_.is_moe(layer) && e < n_experts; ++e)
+      on_workers[layer].push_back(e >= 2);
+  options_.experts = weight_format("int8");
+  ExpertsLayout layout(weight_format("int8"));
+  layout.keep_elsewhere({.experts = on_workers, .backbone = false});
+  const int64_t needed = packed_bytes(stored_, config_, home_, layout) +
+                         KvCache::bytes_for(config_, options_.context, cache_type_for(kernels_));
+  ASSERT_LT(needed, bytes(weight_format("int8")));
+  const auto decide_in = [&](int64_t memory_bytes) {
+    return decide(options_,
+                  {config_, stored_, topology_, kernels_, home_, memory_bytes, {}, on_workers});
+  };
+  EXPECT_EQ(decide_in(needed).parts.experts.elsewhere().experts, on_workers);
+  EXPECT_TRUE(says(error_of([&] { decide_in(needed - 1); }),
+                   "no worker has experts 0-1, and with them the model needs"));
+  options_.context = -1;
+  EXPECT_TRUE(error_of([&] { decide_in(needed); }).starts_with("--ctx -1")) << "for another reason";
+}
+
 // The least memory with which experts stay as they are stored grows with the buffers of
 // micro-batches.
 TEST_F(OnTheCpu, RowsThatTravelBetweenRanksTakeMemory) {

@@ -130,7 +130,8 @@ TEST(ExpertMessages, AWrongRequestIsRefused) {
   for (const int n : {0, -1, 5, 3, 1, INT32_MIN, INT32_MAX})
     EXPECT_THROW(with([&](RequestBytes& r) { r.head.n_rows = n; }), ProtocolError) << n;
   for (const int type : {-1, 2, 0})
-    EXPECT_THROW(with([&](RequestBytes& r) { r.head.type = RowType{type}; }), ProtocolError) << type;
+    EXPECT_THROW(with([&](RequestBytes& r) { r.head.type = RowType{type}; }), ProtocolError)
+        << type;
   for (const int layer : {-1, 0, 3, INT32_MAX})
     EXPECT_THROW(with([&](RequestBytes& r) { r.head.layer = layer; }), ProtocolError) << layer;
   for (const int id : {-2, 1, 4, INT32_MAX, INT32_MIN})

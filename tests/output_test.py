@@ -48,7 +48,7 @@ SIMULATIONS = {
 AS_JSON = ("r1_batch_table", "r1_preset", "r1_workstation", "r1_8xh200_fast_users", "v2_lite_threadripper", "r1_no_gpu", "r1_16xh800")
 CHARTS = ("r1_workstation", "r1_no_gpu", "k2_cluster", "r1_a100", "r1_16xh800")  # the last streams experts
 CHECKPOINTS = ("v2_lite", "v3_fp8", "kimi_k2_thinking", "moonlight_tied")
-COMMANDS = ("run", "chat", "serve", "route", "inspect", "tokenize", "logits", "eval", "pack", "pull", "plan", "selftest", "bench", "bench machine", "bench embed",
+COMMANDS = ("run", "chat", "serve", "route", "inspect", "tokenize", "logits", "eval", "pack", "worker", "pull", "plan", "selftest", "bench", "bench machine", "bench embed",
             "bench experts", "bench mlp", "bench head", "bench attention", "bench moe", "bench layer", "bench generate", "bench kernels",
             "bench products", "bench hybrid", "bench comm", "bench serving")
 

@@ -133,6 +133,7 @@ TEST(WorkerExperts, AddTheSumsOfShardsInTheirOrder) {
                                                            {"auto", "auto"},
                                                            {"1,4"},
                                                            {"3-7"},
+                                                           {"2-4", "5-7"},
                                                            {"0-1", "2", "3-5", "6-7"},
                                                            {"0-3,6", "0,4-7", "1,3,5,7"}};
   for (const auto& division : divisions) {
@@ -388,8 +389,12 @@ class Stranger final : public MessageSink {
  public:
   explicit Stranger(const std::string& address)
       : connection_(transport_->connect(address, std::chrono::seconds(5))) {}
+  // The worker may close before it has all of a message; next() then returns nothing.
   void send(MessageKind kind, MessageBytes body) {
-    connection_->send(kind, 0, std::span(&body, 1));
+    try {
+      connection_->send(kind, 0, std::span(&body, 1));
+    } catch (const ConnectionError&) {
+    }
   }
   std::optional<MessageKind> next() {
     came_.reset();

@@ -23,9 +23,7 @@ class ExpertServer::Peer final : public MessageSink {
 
   // Returns false if the connection has ended.
   bool progress() {
-    if (is_queued()) return true;
     try {
-      if (stage_ == Stage::kComputed) answer();
       connection_->progress(*this);
       if (stage_ == Stage::kAnswering && connection_->is_sent()) {
         stage_ = Stage::kServing;
@@ -35,13 +33,11 @@ class ExpertServer::Peer final : public MessageSink {
       if (stage_ == Stage::kRefused && connection_->is_sent()) return false;
       beat();
     } catch (const Error&) {
-      return stage_ == Stage::kQueued;  // the computing thread has it
+      return stage_ == Stage::kQueued;  // its memory is in use
     }
     return is_served() || Clock::now() - since_ < kHandshakePatience;
   }
 
-  // A connection that waits for nothing but the computation is not to be polled.
-  bool is_idle() const { return stage_ == Stage::kQueued; }
   bool is_served() const { return stage_ >= Stage::kServing; }
   void say_goodbye() { send(MessageKind::kGoodbye, {}); }
   MessageConnection* connection() { return connection_.get(); }
@@ -51,13 +47,22 @@ class ExpertServer::Peer final : public MessageSink {
                : Clock::time_point::max();
   }
 
-  // Called by the computing thread while the peer is queued.
+  // Of a peer that is queued: what it asks for, and where the answer is to be written.
   const ExpertRequest& request() const { return request_; }
   TensorView answer_rows() const {
     const int64_t dim = server_.shape_.dim;
     return {answer_.data(), request_.head.n_rows, dim, dim};
   }
-  bool is_queued_ = false;  // guarded by the server's mutex
+  // The answer is written. The connection may be lost, which progress() then finds.
+  void answer() {
+    stage_ = Stage::kAnswering;
+    const TensorView rows = answer_rows();
+    try {
+      send(MessageKind::kAnswer,
+           answer_.span().first(static_cast<size_t>(rows.rows * rows.row_bytes())));
+    } catch (const Error&) {
+    }
+  }
 
  private:
   // In this order.
@@ -68,33 +73,7 @@ class ExpertServer::Peer final : public MessageSink {
     kRefused,    // it is told, and the connection ends
     kServing,    // it may send a request
     kQueued,     // its request waits or is computed
-    kComputed,   // its answer is not yet given to the connection
     kAnswering,  // its answer leaves
-  };
-
-  bool is_queued() {
-    if (stage_ != Stage::kQueued) return false;
-    const std::lock_guard lock(server_.mutex_);
-    if (is_queued_) return beat_quietly();
-    stage_ = Stage::kComputed;
-    return false;
-  }
-
-  // The backbone may be lost: that is noticed once the answer is there.
-  bool beat_quietly() {
-    try {
-      beat();
-      Nothing nothing;
-      connection_->progress(nothing);  // sends: it does not read now
-    } catch (const Error&) {
-    }
-    return true;
-  }
-  class Nothing final : public MessageSink {
-    std::span<std::byte> place(const MessageHeader&) override {
-      throw ProtocolError("nothing is read now");
-    }
-    void arrived(const MessageHeader&) override {}
   };
 
   std::span<std::byte> place(const MessageHeader& header) override {
@@ -159,6 +138,8 @@ class ExpertServer::Peer final : public MessageSink {
     body_ = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
     answer_ = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
     stage_ = Stage::kServing;
+    const std::chrono::milliseconds half(std::max(1u, setup_.beat_ms / 2));
+    server_.pause_ = std::min(server_.pause_.load(), half);
     send(MessageKind::kReady, {});
     server_.options_.note("a backbone has connected");
   }
@@ -172,14 +153,7 @@ class ExpertServer::Peer final : public MessageSink {
     number_ = header.number;
     stage_ = Stage::kQueued;
     connection_->set_reading(false);
-    server_.enqueue(*this);
-  }
-
-  void answer() {
-    const TensorView rows = answer_rows();
-    send(MessageKind::kAnswer,
-         answer_.span().first(static_cast<size_t>(rows.rows * rows.row_bytes())));
-    stage_ = Stage::kAnswering;
+    server_.queue_.push_back(this);
   }
 
   void beat() {
@@ -215,7 +189,7 @@ ExpertServer::ExpertServer(Transport& transport, Options options)
           "--listen {}: other machines can connect to it: give the worker and its backbones the "
           "same --worker-secret FILE",
           options_.address);
-  thread_ = std::thread([this] { serve_connections(); });
+  thread_ = std::thread([this] { keep_alive(); });
 }
 
 ExpertServer::~ExpertServer() {
@@ -224,40 +198,49 @@ ExpertServer::~ExpertServer() {
     is_done_ = true;
   }
   changed_.notify_all();
-  waiter_->wake();
   thread_.join();
 }
 
 void ExpertServer::run(const ServedExperts& served) {
   const ModelConfig& c = served.config;
-  served_ = &served;
+  std::unique_lock lock(connections_);
   welcome_ = bytes_of(served.welcome);
   shape_ = {.n_active = c.router.n_active,
             .dim = static_cast<int32_t>(c.dim),
             .max_rows = served.welcome.max_rows};
   for (int layer = 0; layer < c.n_layers; ++layer) has_experts_.push_back(c.is_moe(layer));
   decoded_ = Buffer(int64_t{shape_.max_rows} * shape_.dim * int64_t{sizeof(float)});
-  std::unique_lock lock(mutex_);
-  begins_ = true;
-  changed_.notify_all();
-  while (true) {
-    changed_.wait(lock, [&] { return !queue_.empty() || is_done_; });
-    if (queue_.empty()) return;
+  queue_.reserve(kMostPeers);
+  served_ = &served;
+  while (serve_connections() || !queue_.empty()) {
+    if (queue_.empty()) {
+      waited_.clear();
+      for (const auto& peer : peers_) waited_.push_back(peer->connection());
+      waiter_->wait(waited_, peers_.size() < kMostPeers ? listener_.get() : nullptr,
+                    longest_sleep());
+      continue;
+    }
     Peer& peer = *queue_.front();
-    queue_.pop_front();
+    queue_.erase(queue_.begin());
     lock.unlock();
     compute(peer);
     lock.lock();
-    peer.is_queued_ = false;
-    waiter_->wake();
+    peer.answer();
+  }
+  served_ = nullptr;
+}
+
+// Serves connections while the other thread computes.
+void ExpertServer::keep_alive() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, pause_.load(), [&] { return is_done_; })) {
+    const std::unique_lock connections(connections_, std::try_to_lock);
+    if (connections.owns_lock() && served_) serve_connections();
   }
 }
 
 void ExpertServer::end() {
-  {
-    const std::lock_guard lock(mutex_);
-    ends_ = true;
-  }
+  ends_ = true;
   waiter_->wake();
 }
 
@@ -283,42 +266,16 @@ void ExpertServer::compute(Peer& peer) {
   served_->experts.add_to(ticket, answer);
 }
 
-void ExpertServer::enqueue(Peer& peer) {
-  const std::lock_guard lock(mutex_);
-  peer.is_queued_ = true;
-  queue_.push_back(&peer);
-  changed_.notify_all();
-}
-
-void ExpertServer::serve_connections() {
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return begins_ || is_done_; });
+// Makes what progress is possible. Returns false once all is done after end().
+bool ExpertServer::serve_connections() {
+  if (leave_by_ == Clock::time_point() && (ends_ || options_.is_asked_to_end())) {
+    leave_by_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.drain);
+    listener_.reset();
+    say_goodbye();
   }
-  while (true) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (is_done_) break;
-      ends_ = ends_ || options_.is_asked_to_end();
-      if (ends_ && leave_by_ == Clock::time_point())
-        leave_by_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.drain);
-    }
-    if (leave_by_ == Clock::time_point()) {
-      accept();
-    } else if (listener_) {
-      listener_.reset();
-      say_goodbye();
-    }
-    progress_peers();
-    if (leave_by_ != Clock::time_point() && (peers_.empty() || Clock::now() >= leave_by_)) break;
-    waited_.clear();
-    for (const auto& peer : peers_)
-      if (!peer->is_idle()) waited_.push_back(peer->connection());
-    waiter_->wait(waited_, peers_.size() < kMostPeers ? listener_.get() : nullptr, longest_sleep());
-  }
-  const std::lock_guard lock(mutex_);
-  is_done_ = true;
-  changed_.notify_all();
+  if (listener_) accept();
+  progress_peers();
+  return leave_by_ == Clock::time_point() || (!peers_.empty() && Clock::now() < leave_by_);
 }
 
 void ExpertServer::accept() {

@@ -1,8 +1,10 @@
 // The worker's side of expert workers: takes requests of any number of backbones and computes them
-// one after another. It knows nothing of sequences.
+// one after another. It knows nothing of sequences. The thread that computes also has the
+// connections, so that no request is handed to another thread; while it computes, another thread
+// keeps them alive.
 #pragma once
+#include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -59,12 +61,12 @@ class ExpertServer {
   class Peer;
   static constexpr size_t kMostPeers = 64;
 
-  void serve_connections();
+  void keep_alive();
+  bool serve_connections();
   void accept();
   void progress_peers();
   void say_goodbye();
   std::chrono::nanoseconds longest_sleep() const;
-  void enqueue(Peer& peer);
   void compute(Peer& peer);
 
   Transport& transport_;
@@ -72,20 +74,24 @@ class ExpertServer {
   std::unique_ptr<MessageListener> listener_;
   const int listener_port_;
   const std::unique_ptr<MessageWaiter> waiter_;
+  std::atomic<bool> ends_{false};
+
+  std::mutex connections_;  // guards what follows
   const ServedExperts* served_ = nullptr;
   std::vector<std::byte> welcome_;
   RequestShape shape_{};
-  std::vector<bool> has_experts_;             // [layers]
-  Buffer decoded_;                            // kF32 [rows of a request, dim]
-  std::vector<std::unique_ptr<Peer>> peers_;  // only the thread of connections changes it
+  std::vector<bool> has_experts_;  // [layers]
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<Peer*> queue_;  // with a request, the first one first; each is in it once at most
   std::vector<MessageConnection*> waited_;
   Clock::time_point leave_by_{};  // not 0: backbones were told of the end
 
-  std::mutex mutex_;  // guards what follows, and Peer::is_queued_
+  Buffer decoded_;  // kF32 [rows of a request, dim]
+  std::atomic<std::chrono::milliseconds> pause_{std::chrono::milliseconds(50)};  // of keep_alive()
+  std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Peer*> queue_;  // with a request; each backbone is in it once at most
-  bool begins_ = false, ends_ = false, is_done_ = false;
-  std::thread thread_;  // of the connections; the last member: it uses all others
+  bool is_done_ = false;
+  std::thread thread_;  // the last member: it uses all others
 };
 
 }  // namespace tandem

@@ -10,6 +10,7 @@
 #include "offload/plan/placement_json.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"
+#include "offload/workers/shards.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -278,6 +279,27 @@ int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject
                   exchange_mode(options.dispatch), exchanged_micro_batches(options));
 }
 
+std::vector<int> experts_without_worker(const Subject& subject) {
+  std::vector<int> experts;
+  for (int e = 0; e < subject.config.router.n_experts; ++e)
+    if (std::any_of(subject.on_workers.begin(), subject.on_workers.end(),
+                    [&](const std::vector<bool>& layer) { return !layer.empty() && !layer[e]; }))
+      experts.push_back(e);
+  return experts;
+}
+
+// fit_host(), whose Error names the experts that are here because no worker has them.
+ExpertsLayout fit_beside_workers(const FitRequest& request, const HostMemory& memory,
+                                 const Subject& subject, const ExecutedParts& parts) {
+  try {
+    return fit_host(request, memory, on_other_ranks(subject, parts));
+  } catch (const Error& error) {
+    const std::vector<int> here = experts_without_worker(subject);
+    if (here.empty()) throw;
+    fail("no worker has experts {}, and with them {}", text_of_experts(here), error.what());
+  }
+}
+
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
                    Decision& decision) {
   const bool divides_rows = decision.parts.grid.n_replicas > 1;
@@ -303,7 +325,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
   if (placed && options.moves_experts) require_room_to_move(memory, parts.experts);
   if (placed) return;
   parts.experts =
-      fit_host(fit_request(options, subject, decision), memory, on_other_ranks(subject, parts));
+      fit_beside_workers(fit_request(options, subject, decision), memory, subject, parts);
 }
 
 }  // namespace

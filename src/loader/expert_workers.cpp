@@ -42,17 +42,6 @@ void require_same_bits(const AskedWorkers& asked) {
     }
 }
 
-std::vector<int> experts_without_worker(const Subject& subject) {
-  std::vector<int> experts;
-  for (int e = 0; e < subject.config.router.n_experts; ++e)
-    for (const std::vector<bool>& layer : subject.on_workers)
-      if (!layer.empty() && !layer[e]) {
-        experts.push_back(e);
-        break;
-      }
-  return experts;
-}
-
 }  // namespace
 
 void require_runs_with_workers(const ModelOptions& options) {
@@ -95,17 +84,6 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
     if (config.is_moe(layer)) asked.experts[layer] = owned;
   return asked;
-}
-
-Decision decide_with_workers(const ModelOptions& options, const Subject& subject) {
-  const std::vector<int> here = experts_without_worker(subject);
-  try {
-    return decide(options, subject);
-  } catch (const Error& error) {
-    if (here.empty()) throw;
-    fail("no worker has experts {}, so this process would: {}", text_of_experts(here),
-         error.what());
-  }
 }
 
 std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked) {

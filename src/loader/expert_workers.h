@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "io/weight_store.h"
-#include "loader/decision.h"
+#include "loader/model_options.h"
 #include "offload/workers/worker_experts.h"
 
 namespace tandem {
@@ -25,9 +25,6 @@ void require_runs_with_workers(const ModelOptions& options);
 // answer. The threads of the links begin here, before those that compute.
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                          const ModelConfig& config);
-
-// decide(), whose Error then names the experts that no worker has.
-Decision decide_with_workers(const ModelOptions& options, const Subject& subject);
 
 struct WorkerExpertsOf {
   const ModelOptions& options;

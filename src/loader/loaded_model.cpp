@@ -232,10 +232,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
 
 // Ranks take the CPU if the GPU of one of them does not take its part.
 Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& stored) const {
-  Decision decision = [&] {
-    const Subject all = subject(options.ranks, stored);
-    return asked_workers_ ? decide_with_workers(options, all) : decide(options, all);
-  }();
+  Decision decision = decide(options, subject(options.ranks, stored));
   Group* const group = options.ranks.group;
   if (!group || options.device != DeviceChoice::kAuto ||
       least_on_all(*group, decision.parts.gpu.has_value()) > 0)
