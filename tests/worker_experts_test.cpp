@@ -327,6 +327,23 @@ TEST(WorkerExperts, FailAStepWithoutOwnersAndGoOnWhenOneIsBack) {
   expect_right_sums(local, backbone, 2);
 }
 
+// A request that ends its worker each time fails its step, however often the worker comes back.
+TEST(WorkerExperts, FailAStepWhoseRequestEndsEveryWorker) {
+  Local local;
+  WorkerThread worker(served(kModel, "auto"));
+  FaultyWorker faulty(worker.address());
+  Backbone backbone(local, {faulty.address()}, std::chrono::minutes(5));
+  expect_right_sums(local, backbone, 1);
+  faulty.set(Fault::kCloses);
+  Inputs inputs(kTokens, local.dim, 1);
+  const std::string error = error_of([&] { backbone.sums(inputs, 1); });
+  EXPECT_TRUE(says(error, "a request for experts 0-7 has ended 6 times: " + faulty.address()))
+      << error;
+  faulty.set(Fault::kNone);
+  backbone.await(0, true);
+  expect_right_sums(local, backbone, 2);
+}
+
 TEST(WorkerExperts, WaitForAnOwnerToComeBack) {
   Local local;
   auto worker = std::make_unique<WorkerThread>(served(kModel, "auto"));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "transport/handshake.h"
+
 namespace tandem {
 namespace {
 
@@ -16,10 +18,9 @@ constexpr std::chrono::milliseconds kLongestSleep(100);
 class ExpertServer::Peer final : public MessageSink {
  public:
   Peer(ExpertServer& server, std::unique_ptr<MessageConnection> connection)
-      : server_(server), connection_(std::move(connection)) {
-    mine_.has_secret = server.options_.secret.is_set();
-    mine_.nonce = random_nonce();
-  }
+      : server_(server),
+        connection_(std::move(connection)),
+        handshake_(server.options_.secret, kProtocolVersion) {}
 
   // Returns false if the connection has ended.
   bool progress() {
@@ -67,8 +68,7 @@ class ExpertServer::Peer final : public MessageSink {
  private:
   // In this order.
   enum class Stage : uint8_t {
-    kHello,
-    kProof,
+    kHandshake,
     kSetup,
     kRefused,    // it is told, and the connection ends
     kServing,    // it may send a request
@@ -77,18 +77,13 @@ class ExpertServer::Peer final : public MessageSink {
   };
 
   std::span<std::byte> place(const MessageHeader& header) override {
-    const auto exactly = [&](MessageKind kind, auto& body) {
-      if (header.kind != kind || header.n_bytes != sizeof body)
-        throw ProtocolError("another message than the next one of a handshake");
-      return std::as_writable_bytes(std::span(&body, 1));
-    };
     switch (stage_) {
-      case Stage::kHello:
-        return exactly(MessageKind::kHello, theirs_);
-      case Stage::kProof:
-        return exactly(MessageKind::kProof, proof_);
+      case Stage::kHandshake:
+        return handshake_.place(header);
       case Stage::kSetup:
-        return exactly(MessageKind::kSetup, setup_);
+        if (header.kind != MessageKind::kSetup || header.n_bytes != sizeof setup_)
+          throw ProtocolError("another message than the setup");
+        return std::as_writable_bytes(std::span(&setup_, 1));
       case Stage::kServing:
         if (header.kind == MessageKind::kRequest &&
             header.n_bytes <= static_cast<uint64_t>(body_.bytes()))
@@ -101,10 +96,8 @@ class ExpertServer::Peer final : public MessageSink {
 
   void arrived(const MessageHeader& header) override {
     switch (stage_) {
-      case Stage::kHello:
-        return take_hello();
-      case Stage::kProof:
-        return take_proof();
+      case Stage::kHandshake:
+        return go_on();
       case Stage::kSetup:
         return take_setup();
       default:
@@ -112,25 +105,13 @@ class ExpertServer::Peer final : public MessageSink {
     }
   }
 
-  void take_hello() {
-    send(MessageKind::kHello, std::as_bytes(std::span(&mine_, 1)));
-    const bool fits =
-        theirs_.version == mine_.version && (theirs_.has_secret != 0) == (mine_.has_secret != 0);
-    stage_ = fits ? Stage::kProof : Stage::kRefused;
-  }
-
-  // The worker proves that it knows the secret only to who has proved the same.
-  void take_proof() {
-    const Secret& secret = server_.options_.secret;
-    verdict_.accepted =
-        is_same(proof_, secret.proof(Prover::kBackbone, theirs_.nonce, mine_.nonce)) ? 1 : 0;
-    if (verdict_.accepted != 0)
-      verdict_.proof = secret.proof(Prover::kWorker, theirs_.nonce, mine_.nonce);
-    else
-      server_.options_.note("a backbone with another secret was refused");
-    send(MessageKind::kVerdict, std::as_bytes(std::span(&verdict_, 1)));
-    stage_ = verdict_.accepted != 0 ? Stage::kSetup : Stage::kRefused;
-    if (verdict_.accepted != 0) send(MessageKind::kWelcome, server_.welcome_);
+  void go_on() {
+    handshake_.arrived(*connection_, server_.welcome_);
+    last_sent_ = Clock::now();
+    if (handshake_.is_accepted()) stage_ = Stage::kSetup;
+    if (!handshake_.is_refused()) return;
+    stage_ = Stage::kRefused;
+    server_.options_.note("a backbone with another secret or another version was refused");
   }
 
   void take_setup() {
@@ -168,10 +149,8 @@ class ExpertServer::Peer final : public MessageSink {
   ExpertServer& server_;
   std::unique_ptr<MessageConnection> connection_;
   const Clock::time_point since_ = Clock::now();
-  Stage stage_ = Stage::kHello;
-  WorkerHello mine_, theirs_;
-  Mac proof_{};
-  WorkerVerdict verdict_;
+  Stage stage_ = Stage::kHandshake;
+  ServerHandshake handshake_;
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
   Buffer body_, answer_;

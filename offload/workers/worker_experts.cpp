@@ -7,6 +7,8 @@ namespace tandem {
 namespace {
 
 constexpr std::array<std::byte, 64> kZeros{};
+// Workers that a request is lost with before its step fails: it may be the request that ends them.
+constexpr int kMostLost = 6;
 
 std::vector<std::vector<bool>> owned_by(const std::vector<WorkerWelcome>& welcomes) {
   std::vector<std::vector<bool>> owned;
@@ -124,6 +126,7 @@ void WorkerExperts::divide(const ExpertBatch& batch) {
   for (Part& part : parts_) {
     part.rows.clear();
     part.state = Part::State::kUnused;
+    part.n_lost = 0;
   }
   std::fill_n(local_ids_.begin(), batch.x.rows * n_active, -1);
   computes_local_ = false;
@@ -174,6 +177,9 @@ void WorkerExperts::send_waiting() {
     while (part.state == Part::State::kWaits) {
       const int worker = best_owner(part);
       if (worker < 0) break;
+      if (part.n_lost >= kMostLost)
+        fail(fmt::format("a request for experts {} has ended {} times: {}",
+                         text_of_experts(part.shard->experts), part.n_lost, owners_of(part)));
       send(part, worker);
     }
 }
@@ -225,7 +231,10 @@ bool WorkerExperts::send(Part& part, int worker) {
 // The parts that a worker was asked for wait for another one.
 void WorkerExperts::lost(int worker) {
   for (Part& part : parts_)
-    if (part.state == Part::State::kSent && part.worker == worker) part.state = Part::State::kWaits;
+    if (part.state == Part::State::kSent && part.worker == worker) {
+      part.state = Part::State::kWaits;
+      ++part.n_lost;
+    }
   taken_[worker] = false;
   links_[worker]->release();
 }
@@ -262,19 +271,27 @@ void WorkerExperts::require_patience(const Part& part) {
     since = std::max(since, links_[worker]->down_since());
   }
   if (Clock::now() - since < p_.patience) return;
+  fail(fmt::format("experts {} have had no worker for {:g} s: {}: start one of them again",
+                   text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part)));
+}
+
+std::string WorkerExperts::owners_of(const Part& part) const {
   std::string owners;
   for (const int worker : part.shard->owners)
     owners += fmt::format("{}{} ({})", owners.empty() ? "" : ", ", links_[worker]->address(),
                           links_[worker]->why_down());
+  return owners;
+}
+
+// Ends the ticket.
+void WorkerExperts::fail(const std::string& why) {
   if (computes_local_) {
     // Its ticket ends too, with sums that nothing uses.
     p_.local.add_to(0, {sums_.data(), batch_.x.rows, shape_.dim, shape_.dim});
     computes_local_ = false;
   }
   end_ticket();
-  throw StepFailed(
-      fmt::format("experts {} have had no worker for {:g} s: {}: start one of them again",
-                  text_of_experts(part.shard->experts), p_.patience.count(), owners));
+  throw StepFailed(why);
 }
 
 // A worker's silence is noticed in time, and so is one that comes back.

@@ -48,6 +48,7 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
     std::vector<float> weights;  // [rows, n_active]
     int64_t first_sum = 0;       // row of sums_ with the first answer
     int worker = -1;             // that has the request
+    int n_lost = 0;              // workers that were lost with it
     uint64_t number = 0;         // of the request
     Clock::time_point sent_at{};
     RequestHead head;
@@ -68,6 +69,8 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   void exchange_until(const Done& done);
   void lost(int worker);
   void require_patience(const Part& part);
+  std::string owners_of(const Part& part) const;
+  [[noreturn]] void fail(const std::string& why);
   std::chrono::nanoseconds longest_sleep() const;
   void end_ticket();
   Part* part_of(uint64_t number);

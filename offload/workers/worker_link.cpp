@@ -1,115 +1,18 @@
 #include "offload/workers/worker_link.h"
 
-#include <cstring>
+#include "transport/handshake.h"
 
 namespace tandem {
 namespace {
 
-constexpr std::chrono::milliseconds kAgain(500);             // between two tries to connect
-constexpr std::chrono::milliseconds kConnectPatience(2000);  // for each step of the handshake
+constexpr std::chrono::milliseconds kAgain(500);  // between two tries to connect
 
-// Takes the one message that is expected next, and leaves later ones in the connection.
-class Expected final : public MessageSink {
- public:
-  Expected(MessageConnection& connection, MessageKind kind, uint64_t most_bytes)
-      : connection_(connection), kind_(kind), most_bytes_(most_bytes) {}
-  std::span<std::byte> place(const MessageHeader& header) override {
-    if (header.kind != kind_ || header.n_bytes > most_bytes_)
-      throw ProtocolError(fmt::format("an unexpected message of kind {} and {} bytes",
-                                      static_cast<int>(header.kind), header.n_bytes));
-    body_.resize(header.n_bytes);
-    return body_;
-  }
-  void arrived(const MessageHeader&) override {
-    is_complete_ = true;
-    connection_.set_reading(false);
-  }
-  bool is_complete() const { return is_complete_; }
-  const std::vector<std::byte>& body() const { return body_; }
-
- private:
-  MessageConnection& connection_;
-  const MessageKind kind_;
-  const uint64_t most_bytes_;
-  std::vector<std::byte> body_;
-  bool is_complete_ = false;
-};
-
-// The backbone's side of a handshake. Throws ConnectionError when an answer is late.
-class Handshake {
- public:
-  Handshake(Transport& transport, const WorkerLinkOptions& options)
-      : options_(options),
-        waiter_(transport.waiter()),
-        connection_(transport.connect(options.address, kConnectPatience)) {
-    connection_->set_reading(false);
-  }
-
-  // The worker tells its version and its random number before it learns anything but ours.
-  WorkerWelcome run() {
-    WorkerHello mine = {.has_secret = options_.secret.is_set(), .nonce = random_nonce()};
-    send(MessageKind::kHello, mine);
-    const auto theirs = receive<WorkerHello>(MessageKind::kHello);
-    require_same_protocol(mine, theirs, fmt::format("the worker {}", options_.address));
-    send(MessageKind::kProof, options_.secret.proof(Prover::kBackbone, mine.nonce, theirs.nonce));
-    const auto verdict = receive<WorkerVerdict>(MessageKind::kVerdict);
-    require(verdict.accepted != 0,
-            "the worker {} has another secret: give both the same --worker-secret",
-            options_.address);
-    require(
-        is_same(verdict.proof, options_.secret.proof(Prover::kWorker, mine.nonce, theirs.nonce)),
-        "{} does not know the secret, so it is not the worker: it is not used", options_.address);
-    return welcome_from(receive_bytes(MessageKind::kWelcome, kMostWelcomeBytes));
-  }
-
-  std::unique_ptr<MessageConnection> set_up(const WorkerSetup& setup) {
-    send(MessageKind::kSetup, setup);
-    receive_bytes(MessageKind::kReady, 0);
-    connection_->set_reading(true);
-    return std::move(connection_);
-  }
-
- private:
-  template <class T>
-  void send(MessageKind kind, const T& body) {
-    const MessageBytes part = std::as_bytes(std::span(&body, 1));
-    connection_->send(kind, 0, std::span(&part, 1));
-    Expected nothing(*connection_, kind, 0);
-    const auto until = Clock::now() + kConnectPatience;
-    while (!connection_->is_sent()) {
-      wait(until);
-      connection_->progress(nothing);
-    }
-  }
-
-  std::vector<std::byte> receive_bytes(MessageKind kind, uint64_t most_bytes) {
-    Expected message(*connection_, kind, most_bytes);
-    connection_->set_reading(true);
-    const auto until = Clock::now() + kConnectPatience;
-    while (connection_->progress(message), !message.is_complete()) wait(until);
-    return message.body();
-  }
-
-  template <class T>
-  T receive(MessageKind kind) {
-    const std::vector<std::byte> body = receive_bytes(kind, sizeof(T));
-    if (body.size() != sizeof(T)) throw ProtocolError("a message of another length");
-    T value;
-    std::memcpy(&value, body.data(), sizeof value);
-    return value;
-  }
-
-  void wait(Clock::time_point until) {
-    const auto left = until - Clock::now();
-    if (left <= Clock::duration::zero()) throw ConnectionError("no answer");
-    MessageConnection* const connection = connection_.get();
-    waiter_->wait(std::span(&connection, 1), nullptr, left);
-  }
-
-  const WorkerLinkOptions& options_;
-  const std::unique_ptr<MessageWaiter> waiter_;
-  std::unique_ptr<MessageConnection> connection_;
-};
+ClientHandshake::Options handshake_with(const WorkerLinkOptions& options) {
+  return {.address = options.address,
+          .peer = "the worker " + options.address,
+          .option = "--worker-secret",
+          .secret = options.secret};
+}
 
 }  // namespace
 
@@ -154,7 +57,10 @@ WorkerLink::~WorkerLink() {
   thread_.join();
 }
 
-WorkerWelcome WorkerLink::ask() { return Handshake(transport_, options_).run(); }
+WorkerWelcome WorkerLink::ask() {
+  const ClientHandshake::Options how = handshake_with(options_);
+  return welcome_from(ClientHandshake(transport_, how).welcome(kMostWelcomeBytes));
+}
 
 void WorkerLink::keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed) {
   {
@@ -188,14 +94,18 @@ void WorkerLink::run() {
 
 void WorkerLink::connect_again() {
   try {
-    Handshake handshake(transport_, options_);
-    const WorkerWelcome welcome = handshake.run();
+    const ClientHandshake::Options how = handshake_with(options_);
+    ClientHandshake handshake(transport_, how);
+    const WorkerWelcome welcome = welcome_from(handshake.welcome(kMostWelcomeBytes));
     require(welcome == expected_,
             "it has another model, other experts or other kernels than when this program started: "
             "start it as it was");
     const auto beat = std::max<int64_t>(1, options_.deadline.count() / 5);
-    std::unique_ptr<MessageConnection> connection = handshake.set_up(
-        {.beat_ms = static_cast<uint32_t>(beat), .max_rows = static_cast<uint32_t>(max_rows_)});
+    const WorkerSetup setup = {.beat_ms = static_cast<uint32_t>(beat),
+                               .max_rows = static_cast<uint32_t>(max_rows_)};
+    handshake.send(MessageKind::kSetup, std::as_bytes(std::span(&setup, 1)));
+    handshake.receive(MessageKind::kReady, 0);
+    std::unique_ptr<MessageConnection> connection = handshake.take();
     {
       const std::lock_guard lock(in_use_);
       connection_ = std::move(connection);
