@@ -354,7 +354,7 @@ class Serving(unittest.TestCase):
         before = self.server.get("/experts")[1]
         with tempfile.TemporaryDirectory() as folder:
             recorded = f"{folder}/r.json"
-            subprocess.run([TANDEM, "run", "-q", "-p", QUESTION, "--temp", "0", "-n", "9", "--record-routing", recorded], check=True,
+            subprocess.run([TANDEM, "run", "-q", "-p", QUESTION, "--temp", "0", "-n", "9", "--attention", "absorb", "--record-routing", recorded], check=True,
                            stdout=subprocess.DEVNULL)
             want = json.loads(pathlib.Path(recorded).read_text(encoding="utf-8"))
         server = Server("--draft", "off", "--api-key", "k", "--cors-origin", "https://chat.example").wait_ready()

@@ -202,7 +202,8 @@ TEST(MessageReader, RefusesStrangersAtTheirFirstBytes) {
   Kept kept;
   EXPECT_EQ(read_all(reader, kept, bytes, 1), 4u) << "the four bytes of the magic number";
 
-  for (const uint16_t kind : {uint16_t{0}, static_cast<uint16_t>(11), uint16_t{65535}}) {
+  const auto behind = static_cast<uint16_t>(static_cast<uint16_t>(kLastMessageKind) + 1);
+  for (const uint16_t kind : {uint16_t{0}, behind, uint16_t{65535}}) {
     MessageReader of_kind;
     EXPECT_EQ(read_all(of_kind, kept, sent_bytes({.kind = MessageKind{kind}}, pattern(10, 0)), 1),
               sizeof(MessageHeader));

@@ -49,7 +49,7 @@ std::string memory_bars(const Prediction& p, double& y) {
     part(m.weights_bytes, kColours[0], "weights");
     part(m.kv_bytes, kColours[1], "KV cache");
     part(m.activation_bytes, kColours[4], "activations");
-    part(m.spare_bytes, kColours[3], "experts that move");
+    if (m.spare_bytes > 0) part(m.spare_bytes, kColours[3], "experts that move");
     part(m.reserve_bytes, kColours[9], "reserve");
     svg += label(kLeft + kBarWidth + 8, y + kBar - 4,
                  fmt::format("{:.0f} GB", gigabytes(m.capacity_bytes)));

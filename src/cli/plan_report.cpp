@@ -36,8 +36,9 @@ Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector
                                      {"kv_bytes", m.kv_bytes},
                                      {"activation_bytes", m.activation_bytes},
                                      {"reserve_bytes", m.reserve_bytes},
-                                     {"spare_bytes", m.spare_bytes},
                                      {"free_bytes", m.free_bytes()}};
+  for (const DeviceMemory& m : plan.prediction.memory)
+    if (m.spare_bytes > 0) memory[device_name(m.device)]["spare_bytes"] = m.spare_bytes;
   for (const Change& change : changes) bring.push_back(change_report(change));
   Json report = {{"model", request.model_name},
                  {"machine", machine_to_json(request.machine)},
