@@ -155,13 +155,14 @@ void Engine::take_orders() {
 void Engine::begin(SequenceId id, Arriving request) {
   EngineRequest& asked = request.asked;
   const auto n = static_cast<int>(asked.request.prompt.size());
+  const int first_page = asked.first_page;
   replicas_.add(id, asked.request.prompt, n - asked.first_scored.value_or(n - 1));
   running_.emplace(id, Running{.asked = std::move(asked),
                                .receiver = std::move(request.receiver),
                                .sampler = nullptr,
                                .prompt = {},
                                .n_generated = 0,
-                               .n_given_pages = asked.first_page,
+                               .n_given_pages = first_page,
                                .started = {}});
 }
 
