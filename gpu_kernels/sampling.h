@@ -1,5 +1,5 @@
-// Draws tokens from rows of logits on the GPU by the rules of scheduling/sampler on the host: the same
-// filters, the same order of tokens, the same uniform number.
+// Draws tokens from rows of logits on the GPU by the rules of scheduling/sampler on the host: the
+// same filters, the same order of tokens, the same uniform number.
 #pragma once
 #include "gpu_kernels/kernels.h"
 

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "server/answer_json.h"
 #include "http/api_error.h"
 #include "http/cors.h"
+#include "server/answer_json.h"
 #include "server/generation_request.h"
 #include "server/metrics.h"
 #include "server/request_fields.h"

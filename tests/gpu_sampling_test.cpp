@@ -6,8 +6,8 @@
 #include <random>
 #include <set>
 
-#include "scheduling/sampler.h"
 #include "gpu_kernels/sampling.h"
+#include "scheduling/sampler.h"
 #include "tests/gpu_memory.h"
 
 namespace tandem::gpu {

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "server/answer_json.h"
 #include "http/api_error.h"
+#include "http/request_reader.h"
+#include "server/answer_json.h"
 #include "server/generation_request.h"
 #include "server/metrics.h"
 #include "server/reasoning.h"
-#include "http/request_reader.h"
 #include "server/service.h"
 
 namespace tandem::test {

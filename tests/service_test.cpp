@@ -7,8 +7,8 @@
 
 #include <set>
 
-#include "scheduling/expert_loads.h"
 #include "loader/loaded_model.h"
+#include "scheduling/expert_loads.h"
 #include "tests/error_of.h"
 #include "tests/repository.h"
 
@@ -36,10 +36,11 @@ class ReadyService : public testing::Test {
     Service::Result result = service.handle({method, path, {}, body});
     if (auto* response = std::get_if<HttpResponse>(&result)) return *response;
     HttpResponse response;
-    std::get<std::shared_ptr<StreamedAnswer>>(result)->start([&](const StreamedAnswer::Output& part) {
-      response.status = part.status;
-      response.body += part.bytes;
-    });
+    std::get<std::shared_ptr<StreamedAnswer>>(result)->start(
+        [&](const StreamedAnswer::Output& part) {
+          response.status = part.status;
+          response.body += part.bytes;
+        });
     while (engine_.step()) {
     }
     return response;

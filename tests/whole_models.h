@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "scheduling/request.h"
 #include "loader/loaded_model.h"
+#include "scheduling/request.h"
 #include "tests/repository.h"
 
 namespace tandem::test {

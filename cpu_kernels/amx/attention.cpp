@@ -1,8 +1,9 @@
 // The two products of attention with TDPBF16PS, 32 rows by 32 columns at a time. A tiles are read
 // from the cache's keys and from rows of weights, B tiles from packed queries and values.
 // docs/measurements/amx_counts.md counts the loops' instructions.
-#include "cpu_kernels/amx/config.h"
 #include "cpu_kernels/avx512/attention.h"
+
+#include "cpu_kernels/amx/config.h"
 
 namespace tandem::cpu {
 

@@ -1,6 +1,6 @@
 #include "device.h"
-#include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/attention/latents.h"
+#include "gpu_kernels/e4m3.h"
 
 namespace tandem::gpu {
 namespace {

@@ -9,8 +9,8 @@
 #pragma once
 #include "device.h"
 #include "gpu_kernels/attention/attention.h"
-#include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/attention/softmax.h"
+#include "gpu_kernels/e4m3.h"
 
 namespace tandem::gpu::mla {
 

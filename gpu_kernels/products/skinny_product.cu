@@ -8,8 +8,8 @@
 #include "gpu_kernels/attention/attention_parts.h"
 #include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/products/pointwise.h"
-#include "gpu_kernels/reduce.h"
 #include "gpu_kernels/products/skinny_per_head.h"
+#include "gpu_kernels/reduce.h"
 
 namespace tandem::gpu {
 namespace {

@@ -4,9 +4,9 @@
 #include <array>
 #include <vector>
 
+#include "offload/expert_division.h"
 #include "offload/gpu/cuda_expert_rows.h"
 #include "offload/gpu/cuda_expert_upload.h"
-#include "offload/expert_division.h"
 
 namespace tandem {
 

@@ -8,8 +8,8 @@
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/assigned_experts.h"
 #include "offload/balance/hot_experts.h"
+#include "offload/plan/assigned_experts.h"
 #include "offload/plan/candidates.h"
 
 namespace tandem {

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "include/tandem.h"
 #include "scheduling/answer_stream.h"
 #include "scheduling/request.h"
-#include "include/tandem.h"
 #include "text/chat_format.h"
 
 namespace tandem {

@@ -1,10 +1,10 @@
 // A model with random weights on the CPU, with its forward pass and its cache.
 #pragma once
 #include "bench/bench_model.h"
-#include "scheduling/kv_cache.h"
 #include "engine/step_runner.h"
 #include "offload/cpu_experts.h"
 #include "ops/cpu_ops.h"
+#include "scheduling/kv_cache.h"
 
 namespace tandem {
 

@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "scheduling/kv_cache.h"
 #include "model/batch.h"
 #include "model/config.h"
+#include "scheduling/kv_cache.h"
 
 namespace tandem {
 

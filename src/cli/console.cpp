@@ -12,9 +12,9 @@
 #include <iterator>
 #include <limits>
 
-#include "scheduling/stop_text.h"
 #include "io/json.h"
 #include "io/load_jobs.h"
+#include "scheduling/stop_text.h"
 
 namespace tandem {
 namespace {

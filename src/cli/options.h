@@ -6,9 +6,9 @@
 
 #include "bench/benchmark.h"
 #include "bench/serving/serving_bench.h"
-#include "scheduling/sampler.h"
 #include "loader/loaded_model.h"
 #include "offload/plan/workload.h"
+#include "scheduling/sampler.h"
 
 namespace tandem {
 
@@ -69,9 +69,9 @@ struct ServeOptions : ListenOptions {
   double kv_fraction = 0.8;         // of the memory that is free after loading
   ServerRole role = ServerRole::kBoth;
   std::string kv_listen = "127.0.0.1:9100";  // of the prefill role
-  std::vector<std::string> prefill;           // addresses of prefill servers
-  std::string kv_secret_file;                 // empty: none
-  int prefill_from = 256;                     // tokens; shorter prompts are computed here
+  std::vector<std::string> prefill;          // addresses of prefill servers
+  std::string kv_secret_file;                // empty: none
+  int prefill_from = 256;                    // tokens; shorter prompts are computed here
   Rebalance rebalance = Rebalance::kOff;
   bool live_hot_experts = false;
   double rebalance_below = 0.8;  // balancedness

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "scheduling/kv_cache.h"
 #include "loader/pack_weights.h"
 #include "loader/spare_experts.h"
 #include "offload/balance/hot_experts.h"
@@ -12,6 +11,7 @@
 #include "offload/ranks/rank_experts.h"
 #include "offload/workers/shards.h"
 #include "ops/cpu_ops.h"
+#include "scheduling/kv_cache.h"
 
 namespace tandem {
 namespace {

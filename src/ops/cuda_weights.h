@@ -9,8 +9,8 @@
 
 #include "core/memory.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/runtime.h"
 #include "gpu_kernels/products/weight.h"
+#include "gpu_kernels/runtime.h"
 #include "model/weights.h"
 
 namespace tandem {

@@ -1,7 +1,7 @@
 // Asks every backend again and again whether it answers, and for its models.
 #pragma once
-#include "router/backend_pool.h"
 #include "http/http_client.h"
+#include "router/backend_pool.h"
 
 namespace tandem {
 

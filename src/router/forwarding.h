@@ -1,10 +1,10 @@
 // One request on its way: to a backend, to another one if that fails before the client has got
 // anything, and the answer back as it arrives.
 #pragma once
-#include "router/backend_pool.h"
-#include "router/retry.h"
 #include "http/http_client.h"
 #include "http/request_handler.h"
+#include "router/backend_pool.h"
+#include "router/retry.h"
 
 namespace tandem {
 

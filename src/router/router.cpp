@@ -7,11 +7,11 @@
 #include <boost/asio/detached.hpp>
 
 #include "core/check.h"
+#include "http/api_key.h"
 #include "io/json.h"
 #include "router/backend_list.h"
 #include "router/reports.h"
 #include "server/answer_json.h"
-#include "http/api_key.h"
 
 namespace tandem {
 namespace {

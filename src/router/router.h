@@ -4,9 +4,9 @@
 #include <map>
 #include <span>
 
+#include "http/request_handler.h"
 #include "router/checks.h"
 #include "router/forwarding.h"
-#include "http/request_handler.h"
 
 namespace tandem {
 

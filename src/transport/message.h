@@ -1,5 +1,5 @@
-// Messages between two processes, a client and a server: a header of fixed size, and a body whose length the receiver
-// accepts or refuses before it has a byte of it.
+// Messages between two processes, a client and a server: a header of fixed size, and a body whose
+// length the receiver accepts or refuses before it has a byte of it.
 #pragma once
 #include <array>
 #include <cstddef>

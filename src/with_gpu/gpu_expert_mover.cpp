@@ -1,7 +1,7 @@
 #include "with_gpu/gpu_expert_mover.h"
 
-#include "offload/gpu/cuda_expert_places.h"
 #include "offload/balance/hot_experts.h"
+#include "offload/gpu/cuda_expert_places.h"
 
 namespace tandem {
 

@@ -1,5 +1,5 @@
-// Arbitrary bytes as the bodies of messages between prefill and decode servers: they are refused, or
-// they are what is written again. Input: a byte that chooses the message, the body.
+// Arbitrary bytes as the bodies of messages between prefill and decode servers: they are refused,
+// or they are what is written again. Input: a byte that chooses the message, the body.
 #include <cstdint>
 #include <cstring>
 

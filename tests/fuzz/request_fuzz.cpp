@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "io/json.h"
 #include "http/api_error.h"
+#include "io/json.h"
 #include "server/generation_request.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

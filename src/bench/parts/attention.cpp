@@ -5,10 +5,10 @@
 #include "bench/benchmark.h"
 #include "bench/parts/attention_variants.h"
 #include "bench/random_inputs.h"
-#include "scheduling/kv_cache.h"
 #include "model/cost.h"
 #include "model/rope.h"
 #include "ops/cpu_ops.h"
+#include "scheduling/kv_cache.h"
 
 namespace tandem {
 namespace {

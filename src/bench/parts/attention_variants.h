@@ -10,13 +10,13 @@
 #pragma once
 #include "bench/benchmark.h"
 #include "core/team.h"
-#include "scheduling/kv_cache.h"
 #include "model/batch.h"
 #include "model/rope.h"
 #include "model/weight_format.h"
 #include "model/weights.h"
 #include "ops/cpu_ops.h"
 #include "ops/device.h"
+#include "scheduling/kv_cache.h"
 
 namespace tandem {
 
