@@ -194,7 +194,7 @@ class OnRanks(unittest.TestCase):
 
     def test_uses_of_experts(self):
         with tempfile.TemporaryDirectory() as folder:
-            alone([*QUESTION, "--record-routing", f"{folder}/r.json"])
+            alone([*QUESTION, "--attention", "absorb", "--record-routing", f"{folder}/r.json"])
             want = json.loads(pathlib.Path(f"{folder}/r.json").read_text())
 
         def uses(n, launcher, *options):
