@@ -48,6 +48,7 @@ TEST(MetricsText, HasEveryCountInItsPlace) {
   counts.n_steps = 150;
   counts.n_computed_tokens = 5'000'000'000;
   counts.n_generated_tokens = 4'000'000'000;
+  counts.n_fetched_tokens = 29;
   counts.scheduler.n_drafted_tokens = 23;
   counts.scheduler.n_accepted_tokens = 19;
   for (int i = 0; i < EngineCounts::kStepSizes; ++i) counts.steps_of[i] = i + 1;
