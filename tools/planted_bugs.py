@@ -1146,7 +1146,6 @@ MUTANTS = [
     ("fetched pages: deadlines pass unnoticed meanwhile", "src/engine/engine.cpp", [("if (deadline && *deadline <= now) end_arriving(entry, FinishReason::kDeadline);", "")]),
     ("fetched pages: the page that is begun is not given", "src/engine/engine.cpp", [("n >= n_wanted ? pages_for(n_wanted) : n / kPageSize", "n / kPageSize")]),
     ("fetched pages: what is cached is fetched again", "src/engine/engine.cpp", [("options_.prefixes->fetch(id, {prompt.begin(), prompt.begin() + n + 1}, n_cached / kPageSize,", "options_.prefixes->fetch(id, {prompt.begin(), prompt.begin() + n + 1}, 0,")]),
-    ("fetched pages: a page that is begun counts as full", "src/scheduling/scheduler.cpp", [("const bool is_full = std::ssize(tokens) >= kPageSize;", "const bool is_full = true;")]),
     ("fetched pages: an aborted request is fetched on", "src/engine/engine.cpp", [("if (arriving_.erase(id) > 0) options_.prefixes->cancel(id);", "arriving_.erase(id);")]),
     ("prefill: another model's keys are used", "src/prefill/kv_client.cpp", [("require(theirs.model == own.model,", "require(true,")]),
     ("prefill: other pages are used", "src/prefill/kv_client.cpp", [("theirs.key_bytes == own.key_bytes && theirs", "theirs")]),
