@@ -69,7 +69,8 @@ TEST(ExpertMessages, ASetupIsChecked) {
 
 TEST(ExpertMessages, VersionsAndSecretsMustAgree) {
   const auto refusal = [](WorkerHello mine, WorkerHello theirs) {
-    return error_of([&] { require_same_protocol(mine, theirs, "the worker a:1"); });
+    return error_of(
+        [&] { require_same_protocol(mine, theirs, "the worker a:1", "--worker-secret"); });
   };
   EXPECT_EQ(refusal({}, {}), "no error");
   EXPECT_TRUE(says(refusal({}, {.version = 2}),

@@ -169,7 +169,9 @@ TEST(KvTransfer, OtherModelsPagesAndSecretsAreNotUsed) {
   for (const auto& [server, secret, text] :
        {Case{other_model, {}, "another model"}, Case{other_pages, {}, "give both the same --kv"},
         Case{other_secret, Secret("another of sixteen"), "another secret"},
-        Case{other_secret, {}, "has a secret, and this program none"}}) {
+        Case{other_secret,
+             {},
+             "has a secret, and this program none: give both the same --kv-secret"}}) {
     Notes notes;
     KvClient client(*transport,
                     {.addresses = {server.address()}, .secret = secret, .note = notes.taker()},

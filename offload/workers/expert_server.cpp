@@ -48,7 +48,7 @@ class ExpertServer::Peer final : public MessageSink {
                : Clock::time_point::max();
   }
 
-  // Of a peer that is queued: what it asks for, and where the answer is to be written.
+  // What a queued peer asks for, and where its answer is written.
   const ExpertRequest& request() const { return request_; }
   TensorView answer_rows() const {
     const int64_t dim = server_.shape_.dim;
@@ -159,11 +159,10 @@ class ExpertServer::Peer final : public MessageSink {
 };
 
 ExpertServer::ExpertServer(Transport& transport, Options options)
-    : transport_(transport),
-      options_(std::move(options)),
-      listener_(transport_.listen(options_.address)),
+    : options_(std::move(options)),
+      listener_(transport.listen(options_.address)),
       listener_port_(listener_->port()),
-      waiter_(transport_.waiter()) {
+      waiter_(transport.waiter()) {
   require(listener_->is_local() || options_.secret.is_set(),
           "--listen {}: other machines can connect to it: give the worker and its backbones the "
           "same --worker-secret FILE",

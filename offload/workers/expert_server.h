@@ -69,7 +69,6 @@ class ExpertServer {
   std::chrono::nanoseconds longest_sleep() const;
   void compute(Peer& peer);
 
-  Transport& transport_;
   const Options options_;
   std::unique_ptr<MessageListener> listener_;
   const int listener_port_;

@@ -82,7 +82,7 @@ Ticket WorkerExperts::start(const ExpertBatch& batch) {
   batch_ = batch;
   is_submitted_ = true;
   std::fill(n_rows_sent_.begin(), n_rows_sent_.end(), 0);
-  divide(batch);
+  const bool has_local = divide(batch);
   encode(batch);
   send_waiting();
   exchange_until([&] {  // what has no owner now waits until add_to()
@@ -90,11 +90,12 @@ Ticket WorkerExperts::start(const ExpertBatch& batch) {
       if (taken_[w] && !links_[w]->is_sent()) return false;
     return true;
   });
-  if (computes_local_) {
+  if (has_local) {
     ExpertBatch local = batch;
     local.routing.ids = {local_ids_.data(), batch.x.rows, shape_.n_active, shape_.n_active,
                          DType::kI32};
     p_.local.submit(local);
+    computes_local_ = true;
   }
   return batch.micro_batch;
 }
@@ -120,8 +121,8 @@ void WorkerExperts::add_to(Ticket, TensorView y) {
   end_ticket();
 }
 
-// Sorts the pairs of the batch by shard.
-void WorkerExperts::divide(const ExpertBatch& batch) {
+// Sorts the pairs of the batch by shard. Returns whether some are of this process.
+bool WorkerExperts::divide(const ExpertBatch& batch) {
   const int n_active = shape_.n_active;
   for (Part& part : parts_) {
     part.rows.clear();
@@ -129,14 +130,14 @@ void WorkerExperts::divide(const ExpertBatch& batch) {
     part.n_lost = 0;
   }
   std::fill_n(local_ids_.begin(), batch.x.rows * n_active, -1);
-  computes_local_ = false;
+  bool has_local = false;
   for (int32_t t = 0; t < batch.x.rows; ++t)
     for (int k = 0; k < n_active; ++k) {
       const int32_t id = batch.routing.ids.row<int32_t>(t)[k];
       if (id < 0) continue;
       if (shard_of_[id] == local_shard_) {
         local_ids_[t * n_active + k] = id;
-        computes_local_ = true;
+        has_local = true;
         continue;
       }
       Part& part = parts_[shard_of_[id]];
@@ -156,6 +157,7 @@ void WorkerExperts::divide(const ExpertBatch& batch) {
     n_sums += std::ssize(part.rows);
     if (!part.rows.empty()) part.state = Part::State::kWaits;
   }
+  return has_local;
 }
 
 void WorkerExperts::encode(const ExpertBatch& batch) {
@@ -243,19 +245,12 @@ void WorkerExperts::lost(int worker) {
 template <class Done>
 void WorkerExperts::exchange_until(const Done& done) {
   while (true) {
-    waited_.clear();
-    for (size_t w = 0; w < taken_.size(); ++w) {
-      if (!taken_[w]) continue;
-      if (links_[w]->progress(*this))
-        waited_.push_back(links_[w]->connection());
-      else
-        lost(static_cast<int>(w));
-    }
+    for (size_t w = 0; w < taken_.size(); ++w)
+      if (taken_[w] && !links_[w]->progress(*this)) lost(static_cast<int>(w));
     send_waiting();
     if (done()) return;
     for (const Part& part : parts_)
       if (part.state == Part::State::kWaits) require_patience(part);
-    // send_waiting() may have taken further links, or lost some.
     waited_.clear();
     for (size_t w = 0; w < taken_.size(); ++w)
       if (taken_[w]) waited_.push_back(links_[w]->connection());

@@ -59,7 +59,7 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   std::span<std::byte> place_of_answer(uint64_t number, uint64_t n_bytes) override;
   void answered(uint64_t number) override;
 
-  void divide(const ExpertBatch& batch);
+  bool divide(const ExpertBatch& batch);
   void encode(const ExpertBatch& batch);
   const std::byte* row(const ExpertBatch& batch, int64_t token) const;
   void send_waiting();
@@ -84,7 +84,7 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   std::vector<Part> parts_;           // [shards]; unused for the shard of this process
   std::vector<int32_t> local_ids_;    // [tokens, n_active]
   int local_shard_ = -1;              // -1: workers have all experts
-  bool computes_local_ = false;       // in this ticket
+  bool computes_local_ = false;       // this process has a part of the ticket under way
   Buffer encoded_;                    // [tokens, dim] BF16 rows of the batch
   Buffer sums_;                       // kF32 [answered rows, dim]
   std::vector<bool> taken_;           // [workers] whose link the ticket uses

@@ -133,21 +133,23 @@ struct Roles {
   std::unique_ptr<KvServer> keys;
 };
 
-void note_role(const Options& options, const std::string& line) {
-  if (!options.quiet) print_line(line);
+// Prints what becomes of other servers.
+std::function<void(const std::string&)> noter(bool quiet) {
+  return [quiet](const std::string& line) {
+    if (!quiet) print_line(line);
+  };
 }
 
 Roles start_roles(const Options& options) {
   const ServeOptions& s = options.serve;
   if (s.role == ServerRole::kBoth) return {};
   require(!options.model.ranks.group, "--role: servers with a role have one rank: leave it out");
-  const auto note = [&options](const std::string& line) { note_role(options, line); };
+  const auto note = noter(options.quiet);
   Roles roles = {tcp_transport(), nullptr};
   if (s.role == ServerRole::kDecode) return roles;
   roles.keys = std::make_unique<KvServer>(
       *roles.transport, KvServer::Options{s.kv_listen, secret_of(s.kv_secret_file), note});
-  note(fmt::format("keys of prompts: listening on {}:{}",
-                   s.kv_listen.substr(0, s.kv_listen.rfind(':')), roles.keys->port()));
+  note("keys of prompts: listening on " + with_port(s.kv_listen, roles.keys->port()));
   return roles;
 }
 
@@ -165,9 +167,7 @@ std::unique_ptr<Registration> registration_of(const ServeOptions& s, bool quiet)
                             .url = url,
                             .adds_port = s.node_url.empty(),
                             .api_key = s.proxy_api_key.empty() ? s.api_key : s.proxy_api_key,
-                            .log = [quiet](const std::string& line) {
-                              if (!quiet) print_line(line);
-                            }});
+                            .log = noter(quiet)});
 }
 
 // Loads the model and computes for the service. Ends the server when either fails.
@@ -197,13 +197,12 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
   std::function<std::unique_ptr<PrefixSource>(LoadedModel&)> prefixes;
   if (s.role == ServerRole::kDecode)
     prefixes = [&options, &s, &roles](LoadedModel& loaded) {
-      return std::make_unique<KvClient>(
-          *roles.transport,
-          KvClient::Options{.addresses = s.prefill,
-                            .secret = secret_of(s.kv_secret_file),
-                            .least_tokens = s.prefill_from,
-                            .note = [&options](const std::string& l) { note_role(options, l); }},
-          kv_welcome(loaded));
+      return std::make_unique<KvClient>(*roles.transport,
+                                        KvClient::Options{.addresses = s.prefill,
+                                                          .secret = secret_of(s.kv_secret_file),
+                                                          .least_tokens = s.prefill_from,
+                                                          .note = noter(options.quiet)},
+                                        kv_welcome(loaded));
     };
   return std::make_unique<EngineThread>(tokenizer,
                                         EngineThread::Options{.model = std::move(model),

@@ -31,8 +31,6 @@ void print_now(std::FILE* to, const std::string& line) {
   std::fflush(to);
 }
 
-std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
-
 }  // namespace
 
 int worker_command(const Options& options) {
@@ -60,7 +58,7 @@ int worker_command(const Options& options) {
                         .write_progress = options.model.write_progress,
                         .warn = options.model.warn});
   end_after_signals();
-  print_now(stdout, fmt::format("listening on {}:{}", host_of(w.listen), server.port()));
+  print_now(stdout, "listening on " + with_port(w.listen, server.port()));
   server.run(loaded.served());
   return 0;
 }

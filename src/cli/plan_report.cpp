@@ -31,14 +31,15 @@ Json per_gpu(const Prediction& p) {
 
 Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector<Change>& changes) {
   Json memory = Json::object(), bring = Json::array();
-  for (const DeviceMemory& m : plan.prediction.memory)
-    memory[device_name(m.device)] = {{"weights_bytes", m.weights_bytes},
-                                     {"kv_bytes", m.kv_bytes},
-                                     {"activation_bytes", m.activation_bytes},
-                                     {"reserve_bytes", m.reserve_bytes},
-                                     {"free_bytes", m.free_bytes()}};
-  for (const DeviceMemory& m : plan.prediction.memory)
-    if (m.spare_bytes > 0) memory[device_name(m.device)]["spare_bytes"] = m.spare_bytes;
+  for (const DeviceMemory& m : plan.prediction.memory) {
+    Json& of_device = memory[device_name(m.device)];
+    of_device = {{"weights_bytes", m.weights_bytes},
+                 {"kv_bytes", m.kv_bytes},
+                 {"activation_bytes", m.activation_bytes},
+                 {"reserve_bytes", m.reserve_bytes},
+                 {"free_bytes", m.free_bytes()}};
+    if (m.spare_bytes > 0) of_device["spare_bytes"] = m.spare_bytes;
+  }
   for (const Change& change : changes) bring.push_back(change_report(change));
   Json report = {{"model", request.model_name},
                  {"machine", machine_to_json(request.machine)},

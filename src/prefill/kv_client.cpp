@@ -181,10 +181,12 @@ class KvClient::Link final : public MessageSink {
     const auto it = fetches_.find(request_of_page(header.number));
     if (it == fetches_.end()) return;  // it was given up
     Fetch& fetch = it->second;
-    if (index_of_page(header.number) != fetch.next_page++)
-      throw ProtocolError(fmt::format("page {} came instead of page {}",
-                                      index_of_page(header.number), fetch.next_page - 1));
-    const bool wants_more = fetch.receiver.page(fetch.next_page - 1, std::move(page_));
+    const int index = fetch.next_page++;
+    require_protocol(index_of_page(header.number) == index, "page {} came instead of page {}",
+                     index_of_page(header.number), index);
+    require_protocol(int64_t{index} * client_.own_.page_size < std::ssize(fetch.request.tokens) - 1,
+                     "page {} of {} tokens", index, fetch.request.tokens.size());
+    const bool wants_more = fetch.receiver.page(index, std::move(page_));
     page_.clear();
     if (!wants_more) give_up(it);
   }
@@ -224,7 +226,7 @@ class KvClient::Link final : public MessageSink {
   std::atomic<bool> is_up_ = false;
   std::atomic<int64_t> n_pending_ = 0;
 
-  // Of the thread.
+  // The link's thread alone uses what follows.
   std::unique_ptr<MessageConnection> connection_;
   int64_t max_tokens_ = 0;
   Clock::time_point heard_{};

@@ -18,11 +18,6 @@ struct TokensHead {
   int32_t first_page, n_tokens;
 };
 
-template <class... Args>
-void require_protocol(bool ok, fmt::format_string<Args...> message, Args&&... args) {
-  if (!ok) throw ProtocolError(fmt::format(message, std::forward<Args>(args)...));
-}
-
 }  // namespace
 
 std::vector<std::byte> bytes_of(const KvWelcome& w) {

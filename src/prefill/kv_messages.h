@@ -41,7 +41,7 @@ std::vector<std::byte> bytes_of(const KvRequest& request);
 // not below n_vocabulary, and a first page that is none of theirs.
 KvRequest kv_request_from(MessageBytes body, int page_size, int n_vocabulary);
 
-// Of the answer with page `index` to a request; numbers of requests are below 2^32.
+// The number of the answer with page `index` of a request, whose own number is below 2^32.
 constexpr uint64_t page_number(uint64_t request, int index) {
   return request << 32 | static_cast<uint32_t>(index);
 }

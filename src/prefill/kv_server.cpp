@@ -181,10 +181,9 @@ class KvServer::Peer final : public MessageSink {
 };
 
 KvServer::KvServer(Transport& transport, Options options)
-    : transport_(transport),
-      options_(std::move(options)),
-      listener_(transport_.listen(options_.address)),
-      waiter_(transport_.waiter()) {
+    : options_(std::move(options)),
+      listener_(transport.listen(options_.address)),
+      waiter_(transport.waiter()) {
   require(listener_->is_local() || options_.secret.is_set(),
           "--kv-listen {}: other machines can connect to it: give both servers the same "
           "--kv-secret FILE",

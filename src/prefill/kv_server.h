@@ -45,7 +45,6 @@ class KvServer {
   void run();
   void serve();
 
-  Transport& transport_;
   const Options options_;
   const std::unique_ptr<MessageListener> listener_;
   const std::shared_ptr<MessageWaiter> waiter_;

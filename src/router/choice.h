@@ -7,10 +7,10 @@
 namespace tandem {
 
 struct Candidate {
-  std::optional<double> answer_seconds;  // Speed::expected_seconds(); empty: not measured
-  int64_t n_running = 0;                 // requests
-  int64_t known_bytes = 0;               // of the prompt, that its prefix cache has
-  int64_t last_chosen = 0;               // larger: later
+  std::optional<double> answer_seconds = {};  // Speed::expected_seconds(); empty: not measured
+  int64_t n_running = 0;                      // requests
+  int64_t known_bytes = 0;                    // of the prompt, that its prefix cache has
+  int64_t last_chosen = 0;                    // larger: later
 };
 
 // Seconds of an answer where no backend has been measured.

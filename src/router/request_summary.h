@@ -7,8 +7,8 @@
 namespace tandem {
 
 struct RequestSummary {
-  std::string model;               // empty: none named
-  std::vector<uint64_t> prefixes;  // prefix_hashes() of the prompt
+  std::string model = {};               // empty: none named
+  std::vector<uint64_t> prefixes = {};  // prefix_hashes() of the prompt
   int64_t prompt_bytes = 0;
 };
 

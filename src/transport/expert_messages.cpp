@@ -16,11 +16,6 @@ struct WelcomeHead {
 
 constexpr uint32_t kMostText = 1000;
 
-template <class... Args>
-void require_protocol(bool ok, fmt::format_string<Args...> message, Args&&... args) {
-  if (!ok) throw ProtocolError(fmt::format(message, std::forward<Args>(args)...));
-}
-
 template <class T>
 T value_from(MessageBytes body) {
   require_protocol(body.size() >= sizeof(T), "a message of {} bytes is too short", body.size());
@@ -32,15 +27,16 @@ T value_from(MessageBytes body) {
 }  // namespace
 
 void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
-                           const std::string& peer) {
+                           const std::string& peer, const std::string& option) {
   require_protocol(theirs.version == mine.version,
                    "{} speaks version {} of the protocol, and this program version {}: use the "
                    "same version of tandem for both",
                    peer, theirs.version, mine.version);
   require_protocol((theirs.has_secret != 0) == (mine.has_secret != 0),
-                   "{} has {}: give both the same --worker-secret, or neither", peer,
+                   "{} has {}: give both the same {}, or neither", peer,
                    theirs.has_secret != 0 ? "a secret, and this program none"
-                                          : "no secret, and this program one");
+                                          : "no secret, and this program one",
+                   option);
 }
 
 std::vector<std::byte> bytes_of(const WorkerWelcome& w) {

@@ -18,9 +18,9 @@ struct WorkerHello {
   Nonce nonce{};
 };
 // Throws ProtocolError for another version, and when only one side has a secret. `peer` is what the
-// message calls the other side.
+// message calls the other side, `option` gives this side's secret.
 void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
-                           const std::string& peer);
+                           const std::string& peer, const std::string& option);
 
 struct WorkerVerdict {
   uint32_t accepted = 0;

@@ -60,7 +60,7 @@ std::vector<std::byte> ClientHandshake::welcome(uint64_t most_bytes) {
       .version = options_.version, .has_secret = secret.is_set(), .nonce = random_nonce()};
   send(MessageKind::kHello, bytes_of_value(mine));
   const auto theirs = value_of<WorkerHello>(receive(MessageKind::kHello, sizeof(WorkerHello)));
-  require_same_protocol(mine, theirs, options_.peer);
+  require_same_protocol(mine, theirs, options_.peer, options_.option);
   const Mac proof = secret.proof(Prover::kBackbone, mine.nonce, theirs.nonce);
   send(MessageKind::kProof, bytes_of_value(proof));
   const auto verdict =

@@ -42,6 +42,11 @@ static_assert(sizeof(MessageHeader) == 24);
 struct ProtocolError : RunError {
   using RunError::RunError;
 };
+// Throws ProtocolError unless `ok`.
+template <class... Args>
+void require_protocol(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) throw ProtocolError(fmt::format(message, std::forward<Args>(args)...));
+}
 // The connection was closed or reset, or could not be made.
 struct ConnectionError : RunError {
   using RunError::RunError;

@@ -232,6 +232,10 @@ class TcpTransport final : public Transport {
 
 }  // namespace
 
+std::string with_port(const std::string& address, int port) {
+  return fmt::format("{}:{}", address.substr(0, address.rfind(':')), port);
+}
+
 void require_tcp_address(const std::string& address) { parsed(address); }
 
 std::unique_ptr<Transport> tcp_transport() { return std::make_unique<TcpTransport>(); }

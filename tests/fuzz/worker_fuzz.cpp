@@ -41,7 +41,7 @@ class Sink final : public MessageSink {
     if (header.kind == MessageKind::kHello && body.size() == sizeof(WorkerHello)) {
       WorkerHello hello;
       std::memcpy(&hello, body.data(), sizeof hello);
-      require_same_protocol({}, hello, "a peer");
+      require_same_protocol({}, hello, "a peer", "--secret");
       check(hello.version == kProtocolVersion && hello.has_secret == 0, "the same protocol");
     }
     if (header.kind == MessageKind::kWelcome) {
