@@ -223,13 +223,14 @@ void ExpertServer::end() {
 }
 
 void ExpertServer::compute(Peer& peer) {
-  const auto& [head, ids, weights, rows] = peer.request();
+  const ExpertRequest& request = peer.request();
+  const RequestHead& head = request.head;
   const int64_t n = head.n_rows, n_active = shape_.n_active, dim = shape_.dim;
   if (head.type == RowType::kBf16)
     served_->team.run(n, [&](int64_t row, int) {
       auto* const to = reinterpret_cast<float*>(decoded_.data()) + row * dim;
       served_->kernels.decode(
-          {rows + row * dim * bytes_of(head.type), cpu::WeightType::kBF16, to, dim});
+          {request.rows + row * dim * bytes_of(head.type), cpu::WeightType::kBF16, to, dim});
     });
   // The pool only reads what it is given.
   const auto view = [&](const void* data, int64_t cols, DType of) {
@@ -237,8 +238,9 @@ void ExpertServer::compute(Peer& peer) {
   };
   const Ticket ticket = served_->experts.submit(
       {.layer = head.layer,
-       .x = view(head.type == RowType::kBf16 ? decoded_.data() : rows, dim, DType::kF32),
-       .routing = {view(ids, n_active, DType::kI32), view(weights, n_active, DType::kF32)}});
+       .x = view(head.type == RowType::kBf16 ? decoded_.data() : request.rows, dim, DType::kF32),
+       .routing = {view(request.ids, n_active, DType::kI32),
+                   view(request.weights, n_active, DType::kF32)}});
   const TensorView answer = peer.answer_rows();
   std::memset(answer.data, 0, answer.rows * answer.row_bytes());
   served_->experts.add_to(ticket, answer);

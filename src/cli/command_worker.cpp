@@ -8,6 +8,7 @@
 #include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/typed_options.h"
+#include "io/json.h"
 #include "loader/loaded_experts.h"
 #include "transport/tcp.h"
 
