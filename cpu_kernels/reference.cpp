@@ -16,11 +16,16 @@ namespace {
 
 float bf16_to_float(bf16 v) { return std::bit_cast<float>(uint32_t{v} << 16); }
 
+// 2^exponent, which is a normal number.
+float power_of_two(int exponent) {
+  return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
 // IEEE half: 1 sign, 5 exponent (bias 15), 10 mantissa bits.
 float f16_to_float(uint16_t v) {
   const int exponent = v >> 10 & 31, mantissa = v & 1023;
-  float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                              : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  float value = exponent == 0 ? static_cast<float>(mantissa) * power_of_two(-24)
+                              : static_cast<float>(1024 + mantissa) * power_of_two(exponent - 25);
   if (exponent == 31)
     value =
         mantissa ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
@@ -30,8 +35,8 @@ float f16_to_float(uint16_t v) {
 // OCP E4M3 ("fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits, no infinity, 0x7f is NaN.
 float e4m3_to_float(uint8_t v) {
   const int exponent = v >> 3 & 15, mantissa = v & 7;
-  float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  float value = exponent == 0 ? static_cast<float>(mantissa) * power_of_two(-9)
+                              : static_cast<float>(8 + mantissa) * power_of_two(exponent - 10);
   if ((v & 0x7f) == 0x7f) value = std::numeric_limits<float>::quiet_NaN();
   return v >> 7 ? -value : value;
 }

@@ -63,28 +63,50 @@ std::array<float, 256> e4m3_values() {
   return all;
 }
 
+// c [16, 8] += a [16, depth] b [depth, 8]. Each sum is formed in ascending order of k; eight at a
+// time are in registers, since one sum waits for its last addition.
+[[gnu::target_clones("avx2", "default")]] void multiply_add(const float* a, const float* b,
+                                                            float* c, int depth) {
+  using Row [[gnu::vector_size(32)]] = float;
+  constexpr int kRows = 8;
+  for (int first = 0; first < 16; first += kRows) {
+    Row sums[kRows];
+    std::memcpy(sums, c + first * 8, sizeof sums);
+    for (int k = 0; k < depth; ++k) {
+      Row columns;
+      std::memcpy(&columns, b + k * 8, sizeof columns);
+      for (int row = 0; row < kRows; ++row) sums[row] += a[(first + row) * depth + k] * columns;
+    }
+    std::memcpy(c + first * 8, sums, sizeof sums);
+  }
+}
+
 // [16, 8] sums += a [16, kDepth] b [kDepth, 8] of a warp. Lane l has, of each half of the depth, a
 // quarter of rows l / 4 and l / 4 + 8 of a and of column l / 4 of b; of the sums, two columns of
-// these rows. value(word, i): number i of a packet's word.
-template <int kDepth, class Value>
-void add_products(const Packet* lanes, float (*sums)[4], Value value) {
-  constexpr int kWord = kDepth / 8;  // numbers of a word
+// these rows. decode(word, to) writes the kDepth / 8 numbers of a packet's word.
+template <int kDepth, class Decode>
+void add_products(const Packet* lanes, float (*sums)[4], Decode decode) {
+  constexpr int kWord = kDepth / 8;
   float a[16][kDepth], b[kDepth][8], c[16][8];
-  for (int l = 0; l < 32; ++l)
-    for (int half = 0; half < 2; ++half)
-      for (int i = 0; i < kWord; ++i) {
-        const int k = half * kDepth / 2 + l % 4 * kWord + i;
-        a[l / 4][k] = value(lanes[l].word[2 * half], i);
-        a[l / 4 + 8][k] = value(lanes[l].word[2 * half + 1], i);
-        b[k][l / 4] = value(lanes[l].word[4 + half], i);
+  for (int row = 0; row < 8; ++row)
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const int l = row * 4 + quarter;
+      for (int half = 0; half < 2; ++half) {
+        const int k = half * kDepth / 2 + quarter * kWord;
+        decode(lanes[l].word[2 * half], &a[row][k]);
+        decode(lanes[l].word[2 * half + 1], &a[row + 8][k]);
+        float column[kWord];
+        decode(lanes[l].word[4 + half], column);
+        for (int i = 0; i < kWord; ++i) b[k + i][row] = column[i];
       }
-  for (int l = 0; l < 32; ++l)
-    for (int i = 0; i < 4; ++i) c[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2] = sums[l][i];
-  for (int row = 0; row < 16; ++row)
-    for (int k = 0; k < kDepth; ++k)
-      for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
-  for (int l = 0; l < 32; ++l)
-    for (int i = 0; i < 4; ++i) sums[l][i] = c[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
+      std::memcpy(&c[row][quarter * 2], sums[l], 2 * sizeof(float));
+      std::memcpy(&c[row + 8][quarter * 2], sums[l] + 2, 2 * sizeof(float));
+    }
+  multiply_add(&a[0][0], &b[0][0], &c[0][0], kDepth);
+  for (int l = 0; l < 32; ++l) {
+    std::memcpy(sums[l], &c[l / 4][l % 4 * 2], 2 * sizeof(float));
+    std::memcpy(sums[l] + 2, &c[l / 4 + 8][l % 4 * 2], 2 * sizeof(float));
+  }
 }
 
 using SharedMemory = std::unique_ptr<void, decltype(&std::free)>;
@@ -130,7 +152,7 @@ class Block {
     bool ran = false, progress = false;  // whether any thread ran; whether any did more than poll
   };
   Turn run_each(std::span<const int> threads);
-  void resume(Fiber& next);
+  Fiber* next_ready();
   void suspend();
   void wait_until_changed(const uint64_t& counter);
   Meeting& meeting(unsigned mask, Where at);
@@ -144,6 +166,8 @@ class Block {
   Context scheduler_;
   Stacks stacks_;
   std::vector<Fiber> fibers_;
+  std::span<const int> waiting_;  // threads of this turn that have not been looked at
+  Turn turn_;
   std::array<std::vector<std::unique_ptr<Meeting>>, kMaxThreads / 32> meetings_;  // per warp
   Grid* grid_ = nullptr;
   int n_live_ = 0, n_arrived_ = 0;
@@ -318,29 +342,38 @@ Block::~Block() {
   for (Fiber& f : fibers_) destroy(f);
 }
 
-// Runs each of the ready threads once.
+// Runs each of the ready threads once. A thread that suspends continues with the next one, which
+// takes half as many switches as a return to the scheduler after each.
 Block::Turn Block::run_each(std::span<const int> threads) {
-  Turn turn;
-  for (int i : threads) {
-    Fiber& f = fibers_[i];
+  waiting_ = threads;
+  turn_ = {};
+  if (Fiber* const first = next_ready()) switch_to(scheduler_, *first);
+  running = nullptr;
+  return turn_;
+}
+
+// Makes the next ready thread of this turn the running one; null if there is none.
+Fiber* Block::next_ready() {
+  while (!waiting_.empty()) {
+    Fiber& f = fibers_[waiting_.front()];
+    waiting_ = waiting_.subspan(1);
     if (f.done || (f.waits_for && *f.waits_for == f.seen)) continue;
     f.waits_for = nullptr;
     f.polling = false;
-    resume(f);
-    turn.ran = true;
-    turn.progress |= !f.polling;
+    running = &f;
+    threadIdx = {static_cast<unsigned>(f.thread), 0, 0};
+    turn_.ran = true;
+    return &f;
   }
-  return turn;
+  return nullptr;
 }
 
-void Block::resume(Fiber& next) {
-  running = &next;
-  threadIdx = {static_cast<unsigned>(next.thread), 0, 0};
-  switch_to(scheduler_, next);
-  running = nullptr;
+void Block::suspend() {
+  Fiber& mine = *running;
+  turn_.progress |= !mine.polling;
+  Fiber* const next = next_ready();
+  switch_to(mine, next ? *next : scheduler_);
 }
-
-void Block::suspend() { switch_to(*running, scheduler_); }
 
 // A fiber outlives its GPU thread and continues with the same thread of the next block.
 void Block::fiber_main() {
@@ -437,13 +470,16 @@ void Block::multiply(Mma kind, const Packet& mine, float (&c)[4], Where at) {
   std::copy_n(c, 4, sums[lane]);
   if (arrives_last(m)) {
     if (kind == Mma::kBf16) {
-      add_products<16>(packets, sums, [](uint32_t word, int i) {
-        return std::bit_cast<float>(i == 0 ? word << 16 : word & 0xffff0000u);
+      add_products<16>(packets, sums, [](uint32_t word, float* to) {
+        to[0] = std::bit_cast<float>(word << 16);
+        to[1] = std::bit_cast<float>(word & 0xffff0000u);
       });
     } else {
       static const std::array<float, 256> values = e4m3_values();
-      add_products<32>(packets, sums,
-                       [](uint32_t word, int i) { return values[word >> i * 8 & 0xff]; });
+      const float* const value = values.data();
+      add_products<32>(packets, sums, [value](uint32_t word, float* to) {
+        for (int i = 0; i < 4; ++i) to[i] = value[word >> i * 8 & 0xff];
+      });
     }
     open(m);
   } else {
