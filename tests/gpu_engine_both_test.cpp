@@ -55,7 +55,7 @@ class OnBoth {
                          {.layout = {kernels_, layout}, .cache_directory = {}}, home_);
     experts_ =
         std::make_unique<CpuExperts>(kernels_, config_, host_.weights, kLimits.max_tokens, team_);
-    gpu_->add_cpu_experts(*experts_, nullptr);
+    gpu_->add_cpu_experts(*experts_, nullptr, nullptr);
     cache_ = std::make_unique<KvCache>(
         config_, kContext, DType::kBF16,
         device().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16)));

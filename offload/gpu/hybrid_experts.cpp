@@ -123,16 +123,25 @@ void HybridExperts::serve_layer(int layer, StepRows rows, Ticket ticket) {
   const double waits = StepTrace::now();
   hand_off_.await_batch(layer, parts_.team, parts_.patience);
   const double begins = StepTrace::now();
-  const Ticket on_cpu = parts_.on_cpu.submit(hand_off_.batch(layer, rows));
-  const TensorView sum = hand_off_.sum(rows);
-  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
-  parts_.on_cpu.add_to(on_cpu, sum);
+  compute_on_cpu(hand_off_.batch(layer, rows), hand_off_.sum(rows));
   hand_off_.raise_sum();
   trace_.add_cpu(layer, ticket, {waits, begins, StepTrace::now()});
 }
 
-// The same for a layer with streamed experts. The GPU waits for the link only, so an error does not
-// block it.
+// A step that has failed goes on to its end with zeros, because its kernels, launched or recorded,
+// take and give as many signals as those of any other step.
+void HybridExperts::compute_on_cpu(const ExpertBatch& batch, TensorView sum) {
+  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
+  if (step_failed_) return;
+  try {
+    parts_.on_cpu.add_to(parts_.on_cpu.submit(batch), sum);
+  } catch (const StepFailed& error) {
+    step_failed_ = error;
+  }
+}
+
+// The same as serve_layer() for a layer with streamed experts. The GPU waits for the link only, so
+// an error does not block it.
 void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y) {
   const StepRows rows = rows_of(batch);
   streamed_ = true;
@@ -171,6 +180,7 @@ void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
 void HybridExperts::end_step(LayerRange layers, const MicroBatches& step) {
   ExpertPool::end_step(layers, step);
   trace_.end_step(layers, layers_, step, std::exchange(streamed_, false));
+  if (step_failed_) throw StepFailed(*std::exchange(step_failed_, {}));
 }
 
 void HybridExperts::require_not_failed() const { require_run(!failed_, kFailed); }

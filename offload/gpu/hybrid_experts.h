@@ -1,8 +1,11 @@
 // Routed experts for a backbone on a GPU: some on the GPU, the others in host memory, computed at
-// the same time. Long steps stream some of the latter to the GPU (cuda_streaming.h).
+// the same time, by the CPU or by workers. Long steps stream some of the latter to the GPU
+// (cuda_streaming.h).
 #pragma once
 #include <array>
+#include <optional>
 
+#include "core/run_error.h"
 #include "offload/gpu/cuda_experts.h"
 #include "offload/gpu/cuda_streaming.h"
 #include "offload/gpu/hand_off.h"
@@ -15,7 +18,7 @@ class HybridExperts final : public ExpertPool {
   struct Parts {
     const ModelWeights& weights;  // on the GPU, with its experts
     CudaExperts& on_gpu;
-    ExpertPool& on_cpu;  // has all others, and takes rows as CpuExperts does
+    ExpertPool& on_cpu;  // has all others, and takes rows of the types below
     // [layers] row type of its kernels; any for a layer without experts on the CPU.
     std::vector<cpu::ActivationType> rows_on_cpu;
     gpu::Stream& stream;
@@ -62,8 +65,10 @@ class HybridExperts final : public ExpertPool {
   bool waits(Ticket ticket) override;
   // Enqueues the GPU's part and the addition of the CPU's sum, and computes that sum while the GPU
   // does earlier work; in the other order where the GPU must not wait. Throws RunError when the GPU
-  // has failed or takes too long; the GPU is released, and no later step is computed.
+  // has failed or takes too long; the GPU is released, and no later step is computed. After a
+  // StepFailed of `on_cpu` the step's other sums are zeros, and end_step() throws it.
   void add_to(Ticket ticket, TensorView y) override;
+  std::vector<WorkerStatus> workers() const override { return parts_.on_cpu.workers(); }
   int micro_batches(std::span<const Batch> replicas, bool is_decode) const override;
   void follow(LayerRange layers, const MicroBatches& step) override;
   void end_step(LayerRange layers, const MicroBatches& step) override;
@@ -77,6 +82,7 @@ class HybridExperts final : public ExpertPool {
   bool cpu_computes(const ExpertBatch& batch) const;
   void add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y);
   void serve_layer(int layer, StepRows rows, Ticket ticket);
+  void compute_on_cpu(const ExpertBatch& batch, TensorView sum);
   void serve_or_give_up(int layer, StepRows rows, Ticket ticket);
   void share(const ExpertBatch& batch, Ticket ticket, TensorView y);
   void require_not_failed() const;
@@ -90,6 +96,7 @@ class HybridExperts final : public ExpertPool {
   Division division_;
   std::array<ExpertBatch, kMaxTickets> batches_ = {};  // submitted and not yet added
   bool streamed_ = false;                              // whether a layer of the step streamed
+  std::optional<StepFailed> step_failed_;              // thrown when the step ends
   bool failed_ = false;
 };
 

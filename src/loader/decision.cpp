@@ -17,11 +17,6 @@ namespace tandem {
 namespace {
 
 bool has_gpu(const ModelOptions& options) {
-  if (!options.workers.addresses.empty()) {
-    require(options.device != DeviceChoice::kCuda,
-            "--workers: the backbone of workers is on the CPU for now: use --device cpu");
-    return false;
-  }
   if (options.device != DeviceChoice::kAuto) return options.device == DeviceChoice::kCuda;
   const std::string why_not = why_no_gpu();
   if (!why_not.empty()) options.warn(fmt::format("running on the CPU: {}", why_not));
@@ -156,7 +151,9 @@ FitRequest fit_request(const ModelOptions& options, const Subject& subject,
           .max_kv_tokens = options.max_kv_tokens,
           .kv_type = decision.parts.kv_type,
           .experts = options.experts,
-          .on_other_ranks = on_other_ranks(subject, decision.parts).experts};
+          .on_other_ranks = subject.rank.n_ranks > 1
+                                ? on_other_ranks(subject, decision.parts).experts
+                                : GpuParts().on_other_ranks};
 }
 
 // other_bytes: of what is no weight.
@@ -186,8 +183,9 @@ void require_room_to_move(const HostMemory& memory, const ExpertsLayout& experts
 GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
                    const std::optional<ExecutedParts>& placed, const Decision& decision) {
   FitRequest request = fit_request(options, subject, decision);
-  const GpuMemory memory =
-      gpu_memory(subject.stored, subject.config, gpu_options(options, decision));
+  GpuMemory memory = gpu_memory(subject.stored, subject.config, gpu_options(options, decision));
+  // Experts are streamed from this host's memory, where those of workers are not.
+  memory.streams = memory.streams && subject.on_workers.empty();
   GpuShare share;
   if (placed) {
     require_fits(request, memory, *placed->gpu);
@@ -237,6 +235,32 @@ void require_exchanged_rows(const ModelOptions& options, bool divides, bool dela
           options.simulated_delay.count() * 1e3);
 }
 
+// The experts that this host has of some layer.
+std::vector<int> experts_here(const Elsewhere& elsewhere, int n_experts) {
+  std::vector<int> experts;
+  for (int e = 0; e < n_experts; ++e)
+    if (std::any_of(elsewhere.experts.begin(), elsewhere.experts.end(),
+                    [&](const std::vector<bool>& layer) { return !layer.empty() && !layer[e]; }))
+      experts.push_back(e);
+  return experts;
+}
+
+// fit_host(). With workers its Error names the experts that are here because no worker has them.
+ExpertsLayout fit_beside(Elsewhere elsewhere, const FitRequest& request, const HostMemory& memory,
+                         const Subject& subject) {
+  if (subject.on_workers.empty()) return fit_host(request, memory, elsewhere);
+  for (size_t l = 0; l < elsewhere.experts.size(); ++l)
+    for (size_t e = 0; e < elsewhere.experts[l].size(); ++e)
+      if (subject.on_workers[l][e]) elsewhere.experts[l][e] = true;
+  try {
+    return fit_host(request, memory, elsewhere);
+  } catch (const Error& error) {
+    const std::vector<int> here = experts_here(elsewhere, subject.config.router.n_experts);
+    if (here.empty()) throw;
+    fail("no worker has experts {}, and with them {}", text_of_experts(here), error.what());
+  }
+}
+
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
                    const GpuShare& share, Decision& decision) {
   require(options.dense_products == DenseProducts::kTandem,
@@ -256,14 +280,16 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
   const bool whole = all_on_gpu(share.parts);
   require_exchanged_rows(options, has_replicas && whole, false);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
+  require(!whole || subject.on_workers.empty(),
+          "--workers: the GPU has room for all experts: leave it out");
   ExecutedParts& parts = decision.parts;
   parts.gpu = share.parts;
   parts.kv_tokens = share.kv_tokens;
   if (placed && !whole && options.moves_experts)
     require_room_to_move(host_memory(options, subject, true, 0), parts.experts);
   if (!placed && !whole)
-    parts.experts = fit_host(fit_request(options, subject, decision),
-                             host_memory(options, subject, true, 0), beside_cpu(share.parts));
+    parts.experts = fit_beside(beside_cpu(share.parts), fit_request(options, subject, decision),
+                               host_memory(options, subject, true, 0), subject);
 }
 
 // Host memory on a CPU for one sequence's KV cache, and for the buffers in which rows travel
@@ -277,27 +303,6 @@ int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject
   return kv + ExchangedExperts::bytes_for(
                   subject.config, parts.grid.of_stage(), decision.limits.max_tokens,
                   exchange_mode(options.dispatch), exchanged_micro_batches(options));
-}
-
-std::vector<int> experts_without_worker(const Subject& subject) {
-  std::vector<int> experts;
-  for (int e = 0; e < subject.config.router.n_experts; ++e)
-    if (std::any_of(subject.on_workers.begin(), subject.on_workers.end(),
-                    [&](const std::vector<bool>& layer) { return !layer.empty() && !layer[e]; }))
-      experts.push_back(e);
-  return experts;
-}
-
-// fit_host(), whose Error names the experts that are here because no worker has them.
-ExpertsLayout fit_beside_workers(const FitRequest& request, const HostMemory& memory,
-                                 const Subject& subject, const ExecutedParts& parts) {
-  try {
-    return fit_host(request, memory, on_other_ranks(subject, parts));
-  } catch (const Error& error) {
-    const std::vector<int> here = experts_without_worker(subject);
-    if (here.empty()) throw;
-    fail("no worker has experts {}, and with them {}", text_of_experts(here), error.what());
-  }
 }
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
@@ -324,8 +329,8 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
       host_memory(options, subject, false, bytes_beside_weights(options, subject, decision));
   if (placed && options.moves_experts) require_room_to_move(memory, parts.experts);
   if (placed) return;
-  parts.experts =
-      fit_beside_workers(fit_request(options, subject, decision), memory, subject, parts);
+  parts.experts = fit_beside(on_other_ranks(subject, parts),
+                             fit_request(options, subject, decision), memory, subject);
 }
 
 }  // namespace

@@ -49,6 +49,9 @@ void require_runs_with_workers(const ModelOptions& options) {
           "--draft mtp: workers have no layers for multi-token prediction: use --draft lookup");
   require(options.placement.empty(),
           "--placement: the workers say which experts they have: leave it or --workers out");
+  require(!options.moves_experts,
+          "--hot-experts live, --rebalance: experts do not move to and from workers: leave it or "
+          "--workers out");
 }
 
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,

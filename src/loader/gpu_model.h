@@ -64,10 +64,11 @@ class GpuModel {
   virtual const LoadReport& report() const = 0;
   virtual Device& device() = 0;
   virtual Ops& ops() = 0;
-  // The experts on the GPU and, once added, those on the CPU. May have none.
+  // The experts on the GPU and, once added, those of the CPU or of workers. May have none.
   virtual ExpertPool& experts() = 0;
-  // Both must outlive the object; the timeline may be null.
-  virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
+  // `experts` are what this host has. `workers`, if any, uses them and other processes for all
+  // experts that the GPU does not have. All must outlive the object; the timeline may be null.
+  virtual void add_cpu_experts(CpuExperts& experts, ExpertPool* workers, Timeline* timeline) = 0;
   // The GPUs of the group's ranks compute together, each a rank's share of a replica. All ranks
   // call it, after add_cpu_experts(). The owners outlive the object. Throws Error where the GPUs
   // cannot be connected.

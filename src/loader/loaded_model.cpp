@@ -297,7 +297,8 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     report_.bytes += host.bytes;
     start_team(options, gpu.expert_tokens());
     if (options.record_timeline) timeline_ = std::make_unique<Timeline>();
-    gpu_->add_cpu_experts(*experts_, timeline_.get());
+    ExpertPool* const workers = asked_workers_ ? &start_workers(options, decision) : nullptr;
+    gpu_->add_cpu_experts(*experts_, workers, timeline_.get());
   }
   if (options.ranks.group) {
     set_owners(options, decision);

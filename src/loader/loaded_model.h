@@ -45,7 +45,10 @@ class LoadedModel {
   // The name of the GPU that computes, "cpu", or both.
   std::string device() const {
     if (!gpu_) return "cpu";
-    return experts_ ? gpu_->gpu_name() + ", experts also on the cpu" : gpu_->gpu_name();
+    const char* const also = worker_experts_ ? ", experts also on workers"
+                             : experts_      ? ", experts also on the cpu"
+                                             : "";
+    return gpu_->gpu_name() + also;
   }
   // What computes the dense products; empty unless the options ask for more than the kernels.
   const std::string& dense_products() const { return dense_products_; }

@@ -232,14 +232,17 @@ class Loaded final : public GpuModel {
       if (*others) passed += (*others)->progress();
     return {stage_->has_work(), passed};
   }
-  void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
+  void add_cpu_experts(CpuExperts& experts, ExpertPool* workers, Timeline* timeline) override {
     const bool gpu_waits = !gpu_info_.ends_long_kernels;
+    std::vector<cpu::ActivationType> rows = experts.activations();
+    if (workers) rows.assign(rows.size(), cpu::ActivationType::kF32);  // what they take
+    ExpertPool& on_cpu = workers ? *workers : experts;
     hybrid_ =
         std::make_unique<HybridExperts>(config_,
                                         HybridExperts::Parts{.weights = weights_,
                                                              .on_gpu = *gpu_experts_,
-                                                             .on_cpu = experts,
-                                                             .rows_on_cpu = experts.activations(),
+                                                             .on_cpu = on_cpu,
+                                                             .rows_on_cpu = rows,
                                                              .stream = stream_,
                                                              .on_other_ranks = on_other_ranks_,
                                                              .team = &experts.team(),

@@ -1,0 +1,128 @@
+// A backbone on the GPU, real or emulated, with some experts there and the others on workers: the
+// CPU's logits and answers, also while workers are lost and steps fail.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "gpu_kernels/runtime.h"
+#include "tests/golden_file.h"
+#include "tests/hybrid_placements.h"
+#include "tests/worker_models.h"
+
+namespace tandem::test {
+namespace {
+
+// GPU memory with room for the backbone and about half of the experts, to `step` bytes.
+int64_t bytes_for_some_experts(const ModelOptions& options, int64_t step) {
+  // The least bytes with which `is` says yes of the device's name, which is empty if none suffices.
+  const auto least = [&](const auto& is) {
+    int64_t enough = kEnough, less = 0;
+    while (enough - less > step) {
+      const int64_t middle = (enough + less) / 2;
+      const LimitedGpuMemory memory(middle);
+      std::string device;
+      error_of([&] { device = LoadedModel(options).device(); });
+      (is(device) ? enough : less) = middle;
+    }
+    return enough;
+  };
+  const int64_t backbone = least([](const std::string& device) { return !device.empty(); });
+  const int64_t all = least([](const std::string& d) { return d == gpu::open_gpu().name; });
+  return (backbone + all) / 2;
+}
+
+class HybridWorkers : public testing::TestWithParam<std::string> {};
+
+TEST_P(HybridWorkers, GiveTheCpusLogits) {
+  const std::string directory = kGolden + GetParam();
+  const int n = ModelConfig::from_directory(directory).router.n_experts;
+  const std::vector<int32_t> tokens =
+      GoldenFile(directory + "/golden.safetensors").ints("tokens_17");
+  ModelOptions options = {.directory = directory,
+                          .isa = cpu::Isa::kReference,
+                          .n_threads = 1,
+                          .context = kContext,
+                          .max_logits = 17};
+  LoadedModel cpu(options);
+  const Logits want = logits_after(cpu, tokens);
+  options.device = DeviceChoice::kCuda;
+  const int64_t bytes = bytes_for_some_experts(options, 1000);
+  const std::string first = fmt::format("0-{}", n / 2 - 1),
+                    last = fmt::format("{}-{}", n / 2, n - 1);
+  int64_t bytes_alone = 0;
+  {
+    const LimitedGpuMemory memory(bytes);
+    bytes_alone = LoadedModel(options).load_report().bytes;
+  }
+  // With the last one this process has the first half, as far as the GPU has not.
+  for (const auto& division :
+       std::vector<std::vector<std::string>>{{"auto", "auto"}, {first, last}, {last}}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
+    LoadedExpertsOptions of_worker = served(directory, "");
+    of_worker.isa = options.isa;
+    const Workers workers(of_worker, division);
+    options.workers.addresses = workers.addresses;
+    const LimitedGpuMemory memory(bytes);
+    LoadedModel loaded(options);
+    EXPECT_TRUE(says(loaded.device(), "experts also on workers"));
+    EXPECT_LT(loaded.load_report().bytes, bytes_alone);
+    expect_close_logits(logits_after(loaded, tokens), want, 2e-2);
+    for (const WorkerStatus& worker : loaded.model().workers()) {
+      EXPECT_GT(worker.n_requests, 0) << worker.address;
+      EXPECT_EQ(worker.n_failures, 0) << worker.address;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HybridWorkers,
+                         testing::Values("v3_fp8", "v2_lite", "kimi_k2_thinking"),
+                         [](const auto& info_of) { return info_of.param; });
+
+// Recorded decode steps go on while one owner after the other is lost and comes back.
+TEST(HybridWorkersOfTinyR1, AnswerWhoeverComputes) {
+  const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 4);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  const LimitedGpuMemory memory(bytes_for_some_experts(options, 20'000));
+  Workers workers(served(kTinyR1, ""), {"auto", "auto"});
+  options.workers.addresses = workers.addresses;
+  EXPECT_EQ(answers(options, 4), want);
+  std::atomic<bool> is_over = false;
+  std::thread change([&] {
+    for (int worker = 0; !is_over; worker = 1 - worker) {
+      workers.threads[worker].reset();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      workers.threads[worker] = std::make_unique<WorkerThread>(
+          served(kTinyR1, "auto"), ExpertServer::Options{.address = workers.addresses[worker]});
+      std::this_thread::sleep_for(std::chrono::milliseconds(700));  // links connect twice a second
+    }
+  });
+  EXPECT_EQ(answers(options, 4), want);
+  is_over = true;
+  change.join();
+}
+
+// The kernels of a failed step, launched and recorded, have taken and given all their signals.
+TEST(HybridWorkersOfTinyR1, AnswerAfterAFailedStep) {
+  const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 2);
+  const ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  const LimitedGpuMemory memory(bytes_for_some_experts(options, 20'000));
+  expect_answers_after_failed_steps(options, want);
+}
+
+TEST(HybridWorkersOfTinyR1, AreRefused) {
+  const WorkerThread worker(served(kTinyR1, "auto"));
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.workers.addresses = {worker.address()};
+  const auto refusal = [](const ModelOptions& of) {
+    return error_of([&] { LoadedModel loaded(of); });
+  };
+  {
+    const LimitedGpuMemory memory(kEnough);
+    EXPECT_TRUE(says(refusal(options), "--workers: the GPU has room for all experts"));
+  }
+  options.moves_experts = true;
+  EXPECT_TRUE(says(refusal(options), "--rebalance: experts do not move to and from workers"));
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,94 @@
+// Models whose experts workers have, which are threads of a test.
+#pragma once
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/error_of.h"
+#include "tests/plain_engine.h"
+#include "tests/whole_models.h"
+#include "tests/worker_threads.h"
+
+namespace tandem::test {
+
+// Workers of a model that have these experts.
+struct Workers {
+  std::vector<std::unique_ptr<WorkerThread>> threads;
+  std::vector<std::string> addresses;
+
+  Workers(const LoadedExpertsOptions& options, const std::vector<std::string>& experts) {
+    for (const std::string& of_worker : experts) {
+      LoadedExpertsOptions mine = options;
+      mine.experts = of_worker;
+      threads.push_back(std::make_unique<WorkerThread>(mine));
+      addresses.push_back(threads.back()->address());
+    }
+  }
+};
+
+// The requests of a step that fails end with its error, and later ones are answered.
+// `options` are of the embedded model, and `want` has its answers to the first questions.
+inline void expect_answers_after_failed_steps(ModelOptions options,
+                                              const std::vector<std::vector<int32_t>>& want) {
+  auto worker = std::make_unique<WorkerThread>(served(kTinyR1, "8-15"));
+  const std::string address = worker->address();
+  options.workers.addresses = {address};
+  options.workers.patience = std::chrono::milliseconds(300);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::string> errors;
+  size_t n_ended = 0;
+  LoadedModel loaded(options);
+  Engine engine = engine_for(loaded, tokenizer);
+  // Submits all, and returns when all have ended.
+  const auto ask = [&] {
+    const std::vector<Request> requests =
+        questions(kTinyR1, tokenizer, static_cast<int>(want.size()));
+    tokens.assign(requests.size(), {});
+    errors.assign(requests.size(), "");
+    n_ended = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EngineRequest request;
+      request.request = requests[i];
+      request.on_event = [&, i](const TokenEvent& event) {
+        const std::lock_guard lock(mutex);
+        if (event.token) tokens[i].push_back(*event.token);
+        errors[i] = event.error;
+        n_ended += event.finish.has_value();
+        changed.notify_all();
+        return true;
+      };
+      engine.submit(std::move(request));
+    }
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60),
+                                 [&] { return n_ended == requests.size(); }));
+  };
+  std::thread client([&] {
+    ask();
+    EXPECT_EQ(tokens, want);
+    for (int round = 0; round < 2; ++round) {
+      worker.reset();
+      for (int i = 0; i < 2; ++i) {
+        ask();
+        for (const std::string& error : errors)
+          EXPECT_TRUE(says(error, "experts 8-15 have had no worker for 0.3 s: " + address));
+      }
+      EXPECT_EQ(engine.counts().scheduler.n_running, 0);
+      worker = std::make_unique<WorkerThread>(served(kTinyR1, "8-15"),
+                                              ExpertServer::Options{.address = address});
+      for (int i = 0; i < 2000 && !engine.workers()[0].is_up; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      ask();
+      EXPECT_EQ(tokens, want);
+    }
+    engine.stop();
+  });
+  engine.run();
+  client.join();
+}
+
+}  // namespace tandem::test
