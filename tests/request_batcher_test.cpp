@@ -252,8 +252,8 @@ TEST(RequestBatcher, IsNotHeldUpByIrregularBackbones) {
   EXPECT_GT(pausing.backbones[0].begins.size(), pausing_apart.backbones[0].begins.size());
 }
 
-// Backbones of all kinds. How long a request waits is bounded, and steps take no longer than
-// without waiting, but for a few percent.
+// Backbones of all kinds. How long a request waits is bounded. All together compute as many tokens
+// as without waiting, but for a few percent, and no backbone much fewer.
 TEST(RequestBatcher, BoundsEveryWait) {
   std::mt19937 random(7);
   const auto uniform = [&](double low, double high) {
@@ -290,7 +290,7 @@ TEST(RequestBatcher, BoundsEveryWait) {
       const SimulatedBackbone &got = s.backbones[b], &want = apart.backbones[b];
       sum += static_cast<double>(got.begins.size()) * got.n_rows;
       sum_apart += static_cast<double>(want.begins.size()) * want.n_rows;
-      EXPECT_GT(got.begins.size(), 0.9 * want.begins.size()) << "round " << round << " " << b;
+      EXPECT_GT(got.begins.size(), 0.85 * want.begins.size()) << "round " << round << " " << b;
       double longest_step = 0;
       for (size_t i = 1; i < got.begins.size(); ++i)
         longest_step = std::max(longest_step, got.begins[i] - got.begins[i - 1]);

@@ -160,9 +160,9 @@ TEST(ExpertServer, BeatsWhileRequestsWaitForOthers) {
       }
       EXPECT_EQ(backbone.status(0).n_failures, 0);
     });
-  for (int i = 0; i < 3000 && worker.counts().n_shared < 4; ++i)
+  for (int i = 0; i < 4000 && worker.counts().n_shared < 12; ++i)
     std::this_thread::sleep_for(milliseconds(5));
-  EXPECT_GE(worker.counts().n_shared, 4);
+  EXPECT_GE(worker.counts().n_shared, 12);
   ends = true;
   for (std::thread& backbone : backbones) backbone.join();
 }

@@ -14,7 +14,6 @@ constexpr double kMostStepRatio = 1.5;  // of the steps of two backbones that wa
 constexpr int kLeastSteps = 2;          // that are measured before waiting
 constexpr double kOtherStep = 4;        // a time that differs by more is of another kind of step
 constexpr double kOverdue = 0.125;      // of its step, in which a late beginning is still awaited
-constexpr int kMostMissed = 6;          // which doubles the unawaited steps so often
 constexpr std::chrono::seconds kForgotten(10);
 constexpr int kLeastTimes = 3;  // that are measured before they count
 constexpr int kFirstTimes =
@@ -115,15 +114,13 @@ void RequestBatcher::begin_step(Peer& p, Time now, bool is_exact) {
   p.begun = now;
   if (p.n_requests > 0) p.n_requests_of_step = p.n_requests;
   p.n_requests = 0;
-  p.n_unawaited = std::max(0, p.n_unawaited - 1);
-  p.is_late = false;
 }
 
 const RequestBatcher::Choice& RequestBatcher::choose(Time now, bool may_wait) {
   choice_.peers.clear();
   choice_.until = Time::max();
   const auto head = std::find_if(queue_.begin(), queue_.end(), [&](int peer) {
-    const Time until = may_wait ? waits_until(peer, now) : now;
+    const Time until = may_wait ? waits_until(peers_[peer], now) : now;
     choice_.until = std::min(choice_.until, until);
     return until <= now;
   });
@@ -139,17 +136,11 @@ const RequestBatcher::Choice& RequestBatcher::choose(Time now, bool may_wait) {
     choice_.peers.push_back(peer);
     n_chosen_rows_ = together;
   }
-  for (const int peer : choice_.peers) take(peer);
+  for (const int peer : choice_.peers) {
+    peers_[peer].is_queued = false;
+    std::erase(queue_, peer);
+  }
   return choice_;
-}
-
-void RequestBatcher::take(int peer) {
-  Peer& p = peers_[peer];
-  for (const int other : choice_.peers)
-    if (p.begins && (p.awaited >> other & 1) != 0) peers_[other].n_missed = 0;
-  p.awaited = 0;
-  p.is_queued = false;
-  std::erase(queue_, peer);
 }
 
 void RequestBatcher::computed(double seconds, Time now) {
@@ -158,32 +149,16 @@ void RequestBatcher::computed(double seconds, Time now) {
 }
 
 // Not after `now`: the request does not wait.
-Time RequestBatcher::waits_until(int peer, Time now) {
-  Peer& p = peers_[peer];
+Time RequestBatcher::waits_until(const Peer& p, Time now) const {
   Time until = now;
-  for (int other = 0; other < kMostPeers; ++other) {
-    Peer& q = peers_[other];
-    if (other == peer || !q.is_here) continue;
-    const std::optional<Time> latest = awaits_until(p, q, now);
-    if (!latest) continue;
-    const uint64_t bit = uint64_t{1} << other;
-    if (*latest > now) {
-      p.awaited |= bit;
-      until = std::max(until, *latest);
-    } else if ((p.awaited & bit) != 0) {  // in vain
-      p.awaited &= ~bit;
-      q.is_late = true;
-      if (!p.begins) continue;
-      q.n_missed = std::min(q.n_missed + 1, kMostMissed);
-      q.n_unawaited = 1 << q.n_missed;
-    }
-  }
+  for (const Peer& q : peers_)
+    if (&q != &p && q.is_here) until = std::max(until, awaits_until(p, q, now).value_or(now));
   return until;
 }
 
 // Until when the request of p waits for the next one of q; nothing: it does not.
 std::optional<Time> RequestBatcher::awaits_until(const Peer& p, const Peer& q, Time now) const {
-  if (q.n_unawaited > 0 || p.n_rows + q.n_rows > max_rows_) return {};
+  if (p.n_rows + q.n_rows > max_rows_) return {};
   if (p.begins) {
     if (q.is_queued && q.begins) return {};
     if (std::min(p.n_steps, q.n_steps) < kLeastSteps ||
@@ -194,11 +169,12 @@ std::optional<Time> RequestBatcher::awaits_until(const Peer& p, const Peer& q, T
     if (begin > limit || !pays(p, q, now)) return {};
     return std::min(limit, begin + duration_of(kOverdue * q.step));
   }
-  if (q.is_queued || q.is_late || q.layer < 0 || q.next_layer[q.layer] != p.layer) return {};
-  const Time limit = p.arrived + duration_of(saved(p.n_rows, q.n_rows, now) / 2);
+  if (q.is_queued || q.layer < 0 || q.next_layer[q.layer] != p.layer) return {};
+  const Clock::duration most = duration_of(saved(p.n_rows, q.n_rows, now) / 2);
+  const Time limit = p.arrived + most;
   if (q.answered + duration_of(std::max(0.0, q.gap)) > limit || !pays(p, q, now)) return {};
-  if (q.gap < 0) return limit;
-  return std::min(limit, q.answered + duration_of(q.gap + 4 * q.gap_deviation));
+  const bool is_known = q.gap >= 0;
+  return std::min(limit, q.answered + (is_known ? duration_of(q.gap + 4 * q.gap_deviation) : most));
 }
 
 // Whether steps are predicted to be shorter if p and q are at the same layer. A layer then takes

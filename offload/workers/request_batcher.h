@@ -35,8 +35,9 @@ class BatchTimes {
 //   predicted within half a step. In later steps both begin at almost the same time.
 // * a request of a later layer waits for a backbone whose next request is for the same layer, for
 //   at most half of the time that one batch saves.
-// Neither wait is made unless a step is then predicted to be shorter. A backbone that does not come
-// as predicted is not awaited in its next steps, in twice as many each time.
+// Neither wait is made unless a step is then predicted to be shorter. A wait ends at a time that is
+// predicted from the last step of the other backbone, so one that is idle, slow or gone delays the
+// others once, and is not awaited before it has begun another step.
 class RequestBatcher {
  public:
   using Time = Clock::time_point;
@@ -69,7 +70,6 @@ class RequestBatcher {
     int layer = -1, n_rows = 0;  // of the last request
     bool begins = false;         // whether it begins a step
     Time arrived{}, answered{};
-    uint64_t awaited = 0;  // bits of the backbones that it has waited for
 
     Time begun{};                        // the last step
     double step = 0;                     // seconds from one beginning to the next; 0: not known
@@ -78,15 +78,10 @@ class RequestBatcher {
     double step_gap = 0;                 // seconds from a step's last answer to the next step
     int n_requests = 0, n_requests_of_step = 1;  // of this step, and of the last one
     std::vector<int> next_layer;  // [layers] that was requested after it; -1: not known
-
-    int n_missed = 0;      // in succession: steps that were not begun as predicted
-    int n_unawaited = 0;   // steps in which it is not awaited
-    bool is_late = false;  // it was awaited in vain in this step
   };
 
   static void begin_step(Peer& peer, Time now, bool is_exact);
-  void take(int peer);
-  Time waits_until(int peer, Time now);
+  Time waits_until(const Peer& peer, Time now) const;
   std::optional<Time> awaits_until(const Peer& peer, const Peer& other, Time now) const;
   bool pays(const Peer& peer, const Peer& other, Time now) const;
   double saved(int n_rows, int n_others, Time now) const;
