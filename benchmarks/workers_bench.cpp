@@ -116,7 +116,8 @@ BENCHMARK(round_trip)
     ->UseRealTime()
     ->Unit(benchmark::kMicrosecond);
 
-constexpr int kLayers = 4, kServed = 16, kServedActive = 2, kSteps = 8;
+constexpr int kLayers = 4, kServed = 16, kServedActive = 2, kSteps = 8, kWarmSteps = 16,
+              kMeasuredSteps = 12;
 constexpr std::chrono::microseconds kOwnTime(300), kBetweenSteps(2000);
 
 ModelConfig served_config() {
@@ -237,11 +238,11 @@ void shared(benchmark::State& state) {
         for (const auto& backbone : backbones) n += backbone->n_steps;
         return n;
       };
-      await_steps(6);
+      await_steps(kWarmSteps);
       const int before = n_steps();
       const ExpertServer::Counts counts = server.counts();
       const Stopwatch watch;
-      await_steps(6 + kSteps);
+      await_steps(kWarmSteps + kMeasuredSteps);
       state.counters["tokens_per_s"] = n_rows * (n_steps() - before) / watch.seconds();
       const ExpertServer::Counts now = server.counts();
       state.counters["shared_batches"] = static_cast<double>(now.n_shared - counts.n_shared) /
