@@ -1,128 +1,14 @@
 // Experts that workers compute, which are threads here: sums in the order of the shards, workers
 // that are lost in any way, several backbones, and peers that may not connect.
-#include "offload/workers/worker_experts.h"
-
-#include <random>
-
 #include "core/run_error.h"
 #include "tests/error_of.h"
-#include "tests/repository.h"
-#include "tests/worker_threads.h"
+#include "tests/worker_backbones.h"
 
 namespace tandem::test {
 namespace {
 
 using Fault = FaultyWorker::Fault;
 using std::chrono::milliseconds;
-
-const std::string kModel = kGolden + "v3_fp8";  // 8 experts, 3 of them for a token
-constexpr int kTokens = 40, kExperts = 8, kActive = 3;
-
-struct Inputs {
-  std::vector<float> x, weights;
-  std::vector<int32_t> ids;
-  int n, dim;
-
-  // Numbers that BF16 has exactly. A few choices are left out (-1).
-  Inputs(int n_tokens, int columns, int seed) : n(n_tokens), dim(columns) {
-    std::mt19937 random(seed);
-    for (int i = 0; i < n * dim; ++i)
-      x.push_back(static_cast<float>(static_cast<int>(random() % 255) - 127) / 64);
-    for (int t = 0; t < n; ++t) {
-      std::vector<int32_t> all(kExperts);
-      std::iota(all.begin(), all.end(), 0);
-      std::shuffle(all.begin(), all.end(), random);
-      for (int k = 0; k < kActive; ++k) {
-        ids.push_back(random() % 10 == 0 ? -1 : all[k]);
-        weights.push_back(0.1f + 0.01f * static_cast<float>(random() % 100));
-      }
-    }
-  }
-  ExpertBatch batch(int layer) {
-    return {.layer = layer,
-            .x = {x.data(), n, dim, dim, DType::kF32},
-            .routing = {{ids.data(), n, kActive, kActive, DType::kI32},
-                        {weights.data(), n, kActive, kActive, DType::kF32}}};
-  }
-};
-
-// What computes the experts without workers, and the sums that it gives shard by shard.
-struct Local {
-  LoadedExperts loaded{served(kModel, "auto")};
-  ServedExperts all = loaded.served();
-  CpuExperts& experts = loaded.experts();
-  int dim = all.welcome.dim;
-
-  std::vector<float> sums(Inputs& inputs, int layer, const std::vector<Shard>& shards) {
-    std::vector<float> y(inputs.n * dim, 0.5f);
-    const std::vector<int32_t> ids = inputs.ids;
-    for (const Shard& shard : shards) {
-      for (size_t i = 0; i < ids.size(); ++i) {
-        const bool has = std::count(shard.experts.begin(), shard.experts.end(), ids[i]) > 0;
-        inputs.ids[i] = has ? ids[i] : -1;
-      }
-      all.experts.submit(inputs.batch(layer));
-      all.experts.add_to(0, {y.data(), inputs.n, dim, dim});
-    }
-    inputs.ids = ids;
-    return y;
-  }
-};
-
-// A pool of the workers at these addresses.
-class Backbone {
- public:
-  Backbone(Local& local, const std::vector<std::string>& addresses,
-           std::chrono::duration<double> patience = std::chrono::seconds(20),
-           milliseconds deadline = milliseconds(400))
-      : dim_(local.dim) {
-    std::vector<std::unique_ptr<WorkerLink>> links;
-    for (const std::string& address : addresses) {
-      links.push_back(std::make_unique<WorkerLink>(
-          *transport_, WorkerLinkOptions{.address = address, .deadline = deadline}));
-      welcomes_.push_back(links.back()->ask());
-    }
-    pool_.emplace(WorkerExpertsParts{.welcomes = welcomes_,
-                                     .transport = *transport_,
-                                     .kernels = local.all.kernels,
-                                     .config = local.all.config,
-                                     .local = local.experts,
-                                     .team = local.all.team,
-                                     .max_tokens = kTokens,
-                                     .patience = patience},
-                  std::move(links));
-    EXPECT_TRUE(pool_->await_workers());
-  }
-
-  std::vector<float> sums(Inputs& inputs, int layer) {
-    std::vector<float> y(inputs.n * dim_, 0.5f);
-    pool_->add_to(pool_->submit(inputs.batch(layer)), {y.data(), inputs.n, dim_, dim_});
-    return y;
-  }
-  const std::vector<Shard>& shards() const { return pool_->shards(); }
-  WorkerStatus status(int worker) const { return pool_->workers()[worker]; }
-  // Waits until the worker is up, or down.
-  void await(int worker, bool is_up) {
-    for (int i = 0; i < 2000 && status(worker).is_up != is_up; ++i)
-      std::this_thread::sleep_for(milliseconds(5));
-    ASSERT_EQ(status(worker).is_up, is_up) << worker;
-  }
-
- private:
-  const int dim_;
-  const std::unique_ptr<Transport> transport_ = tcp_transport();
-  std::vector<WorkerWelcome> welcomes_;
-  std::optional<WorkerExperts> pool_;
-};
-
-void expect_right_sums(Local& local, Backbone& backbone, int seed) {
-  for (const int layer : {1, 2})
-    for (const int n : {1, 5, kTokens}) {
-      Inputs inputs(n, local.dim, seed + n);
-      ASSERT_EQ(backbone.sums(inputs, layer), local.sums(inputs, layer, backbone.shards()))
-          << "layer " << layer << ", " << n << " tokens";
-    }
-}
 
 TEST(WorkerExperts, AddTheSumsOfShardsInTheirOrder) {
   Local local;
@@ -141,7 +27,7 @@ TEST(WorkerExperts, AddTheSumsOfShardsInTheirOrder) {
     std::vector<std::unique_ptr<WorkerThread>> workers;
     std::vector<std::string> addresses;
     for (const std::string& experts : division) {
-      workers.push_back(std::make_unique<WorkerThread>(served(kModel, experts)));
+      workers.push_back(std::make_unique<WorkerThread>(served(kServedModel, experts)));
       addresses.push_back(workers.back()->address());
     }
     Backbone backbone(local, addresses);
@@ -157,7 +43,7 @@ TEST(WorkerExperts, AddTheSumsOfShardsInTheirOrder) {
 // Without rows there is nothing to ask, nor where all experts are left out.
 TEST(WorkerExperts, AskForNothingWithoutRows) {
   Local local;
-  WorkerThread worker(served(kModel, "0-6"));
+  WorkerThread worker(served(kServedModel, "0-6"));
   Backbone backbone(local, {worker.address()});
   Inputs none(0, local.dim, 1), left_out(3, local.dim, 1), here(3, local.dim, 1);
   std::fill(left_out.ids.begin(), left_out.ids.end(), -1);
@@ -169,7 +55,8 @@ TEST(WorkerExperts, AskForNothingWithoutRows) {
 
 TEST(WorkerExperts, SendRowsAsBf16WhereWorkersRoundThem) {
   Local local;
-  WorkerThread worker(served(kModel, "auto"), {}, [](WorkerWelcome& w) { w.takes_bf16 = true; });
+  WorkerThread worker(served(kServedModel, "auto"), {},
+                      [](WorkerWelcome& w) { w.takes_bf16 = true; });
   Backbone backbone(local, {worker.address()});
   expect_right_sums(local, backbone, 7);
   Inputs inputs(2, local.dim, 1);
@@ -187,7 +74,7 @@ class LostWorkers : public testing::TestWithParam<Fault> {};
 // step, and the first one is used again once it behaves.
 TEST_P(LostWorkers, AreReplacedWithinTheStep) {
   Local local;
-  WorkerThread first(served(kModel, "auto")), second(served(kModel, "auto"));
+  WorkerThread first(served(kServedModel, "auto")), second(served(kServedModel, "auto"));
   FaultyWorker faulty(first.address());
   Backbone backbone(local, {faulty.address(), second.address()});
   expect_right_sums(local, backbone, 1);
@@ -212,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, LostWorkers,
 
 TEST(WorkerExperts, NoticeASilentWorkerBetweenSteps) {
   Local local;
-  WorkerThread first(served(kModel, "auto")), second(served(kModel, "auto"));
+  WorkerThread first(served(kServedModel, "auto")), second(served(kServedModel, "auto"));
   FaultyWorker faulty(first.address());
   Backbone backbone(local, {faulty.address(), second.address()});
   expect_right_sums(local, backbone, 1);
@@ -224,78 +111,16 @@ TEST(WorkerExperts, NoticeASilentWorkerBetweenSteps) {
   faulty.set(Fault::kNone);
 }
 
-// Computes as another pool does, and takes its time.
-class SlowExperts final : public ExpertPool {
- public:
-  SlowExperts(ExpertPool& pool, milliseconds pause) : pool_(pool), pause_(pause) {}
-  void add_to(Ticket ticket, TensorView y) override { pool_.add_to(ticket, y); }
-
- private:
-  Ticket start(const ExpertBatch& batch) override {
-    std::this_thread::sleep_for(pause_);
-    return pool_.submit(batch);
-  }
-  ExpertPool& pool_;
-  const milliseconds pause_;
-};
-
 // A worker whose computation takes longer than the deadline beats, so it is not lost.
 TEST(WorkerExperts, WaitForAWorkerThatIsBusy) {
-  Local local, of_worker;
-  const std::unique_ptr<Transport> transport = tcp_transport();
-  ExpertServer server(*transport, {});
-  std::thread thread([&] {
-    SlowExperts slow(of_worker.experts, milliseconds(500));
-    server.run({of_worker.all.config, of_worker.all.kernels, slow, of_worker.all.team,
-                of_worker.all.welcome});
-  });
-  {
-    Backbone backbone(local, {"127.0.0.1:" + std::to_string(server.port())},
-                      std::chrono::seconds(20), milliseconds(200));
-    std::this_thread::sleep_for(milliseconds(500));  // an idle worker beats too
-    Inputs inputs(3, local.dim, 1);
-    EXPECT_EQ(backbone.sums(inputs, 1), local.sums(inputs, 1, backbone.shards()));
-    EXPECT_EQ(backbone.status(0).n_failures, 0);
-    EXPECT_GT(backbone.status(0).seconds, 0.4);
-  }
-  server.end();
-  thread.join();
-}
-
-// A backbone that asks again at once does not delay another one for longer than one request.
-TEST(ExpertServer, TakesTurnsAmongBackbones) {
-  Local of_worker;
-  const std::unique_ptr<Transport> transport = tcp_transport();
-  ExpertServer server(*transport, {});
-  std::thread thread([&] {
-    SlowExperts slow(of_worker.experts, milliseconds(5));
-    server.run({of_worker.all.config, of_worker.all.kernels, slow, of_worker.all.team,
-                of_worker.all.welcome});
-  });
-  std::array<std::atomic<int>, 3> n_done{};
-  std::atomic<bool> ends{false};
-  std::vector<std::thread> backbones;
-  for (int b = 0; b < 3; ++b)
-    backbones.emplace_back([&, b] {
-      Local local;
-      Backbone backbone(local, {"127.0.0.1:" + std::to_string(server.port())});
-      Inputs inputs(3, local.dim, b);
-      for (; !ends; ++n_done[b]) backbone.sums(inputs, 1);
-    });
-  const auto least = [&] {
-    return std::min({n_done[0].load(), n_done[1].load(), n_done[2].load()});
-  };
-  for (int i = 0; i < 2000 && least() < 1; ++i) std::this_thread::sleep_for(milliseconds(5));
-  std::array<int, 3> begin{n_done[0], n_done[1], n_done[2]};
-  for (int i = 0; i < 2000 && least() < 40; ++i) std::this_thread::sleep_for(milliseconds(5));
-  std::array<int, 3> n{};
-  for (int b = 0; b < 3; ++b) n[b] = n_done[b] - begin[b];
-  ends = true;
-  for (std::thread& backbone : backbones) backbone.join();
-  EXPECT_GE(*std::min_element(n.begin(), n.end()), 20);
-  EXPECT_LT(*std::max_element(n.begin(), n.end()), 1.5 * *std::min_element(n.begin(), n.end()));
-  server.end();
-  thread.join();
+  Local local;
+  SlowWorker worker(milliseconds(500));
+  Backbone backbone(local, {worker.address()}, std::chrono::seconds(20), milliseconds(200));
+  std::this_thread::sleep_for(milliseconds(500));  // an idle worker beats too
+  Inputs inputs(3, local.dim, 1);
+  EXPECT_EQ(backbone.sums(inputs, 1), local.sums(inputs, 1, backbone.shards()));
+  EXPECT_EQ(backbone.status(0).n_failures, 0);
+  EXPECT_GT(backbone.status(0).seconds, 0.4);
 }
 
 // A worker on a port that is known before it begins.
@@ -305,14 +130,14 @@ ExpertServer::Options on_port(int port) {
 
 TEST(WorkerExperts, FailAStepWithoutOwnersAndGoOnWhenOneIsBack) {
   Local local;
-  auto worker = std::make_unique<WorkerThread>(served(kModel, "4-7"));
+  auto worker = std::make_unique<WorkerThread>(served(kServedModel, "4-7"));
   const std::string address = worker->address();
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
   Backbone backbone(local, {address}, milliseconds(300));
   expect_right_sums(local, backbone, 1);
   worker.reset();
   backbone.await(0, false);
-  Inputs inputs(kTokens, local.dim, 1), of_this_process(5, local.dim, 1);
+  Inputs inputs(kMostTokens, local.dim, 1), of_this_process(5, local.dim, 1);
   std::fill(of_this_process.ids.begin(), of_this_process.ids.end(), 2);
   for (int i = 0; i < 3; ++i) {
     const std::string error = error_of([&] { backbone.sums(inputs, 1); });
@@ -322,7 +147,7 @@ TEST(WorkerExperts, FailAStepWithoutOwnersAndGoOnWhenOneIsBack) {
         << "other experts can be computed";
   }
   EXPECT_THROW(backbone.sums(inputs, 1), StepFailed);
-  worker = std::make_unique<WorkerThread>(served(kModel, "4-7"), on_port(port));
+  worker = std::make_unique<WorkerThread>(served(kServedModel, "4-7"), on_port(port));
   backbone.await(0, true);
   expect_right_sums(local, backbone, 2);
 }
@@ -330,12 +155,12 @@ TEST(WorkerExperts, FailAStepWithoutOwnersAndGoOnWhenOneIsBack) {
 // A request that ends its worker each time fails its step, however often the worker comes back.
 TEST(WorkerExperts, FailAStepWhoseRequestEndsEveryWorker) {
   Local local;
-  WorkerThread worker(served(kModel, "auto"));
+  WorkerThread worker(served(kServedModel, "auto"));
   FaultyWorker faulty(worker.address());
   Backbone backbone(local, {faulty.address()}, std::chrono::minutes(5));
   expect_right_sums(local, backbone, 1);
   faulty.set(Fault::kCloses);
-  Inputs inputs(kTokens, local.dim, 1);
+  Inputs inputs(kMostTokens, local.dim, 1);
   const std::string error = error_of([&] { backbone.sums(inputs, 1); });
   EXPECT_TRUE(says(error, "a request for experts 0-7 has ended 6 times: " + faulty.address()))
       << error;
@@ -346,7 +171,7 @@ TEST(WorkerExperts, FailAStepWhoseRequestEndsEveryWorker) {
 
 TEST(WorkerExperts, WaitForAnOwnerToComeBack) {
   Local local;
-  auto worker = std::make_unique<WorkerThread>(served(kModel, "auto"));
+  auto worker = std::make_unique<WorkerThread>(served(kServedModel, "auto"));
   const std::string address = worker->address();
   Backbone backbone(local, {address});
   worker.reset();
@@ -354,7 +179,7 @@ TEST(WorkerExperts, WaitForAnOwnerToComeBack) {
   std::thread restart([&] {
     std::this_thread::sleep_for(milliseconds(200));
     worker = std::make_unique<WorkerThread>(
-        served(kModel, "auto"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));
+        served(kServedModel, "auto"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));
   });
   expect_right_sums(local, backbone, 2);
   restart.join();
@@ -363,20 +188,20 @@ TEST(WorkerExperts, WaitForAnOwnerToComeBack) {
 // One that comes back with other experts is not the worker that it was.
 TEST(WorkerExperts, DoNotUseAWorkerThatHasChanged) {
   Local local;
-  auto worker = std::make_unique<WorkerThread>(served(kModel, "auto"));
+  auto worker = std::make_unique<WorkerThread>(served(kServedModel, "auto"));
   const std::string address = worker->address();
   Backbone backbone(local, {address}, milliseconds(1500));
   worker.reset();
   worker = std::make_unique<WorkerThread>(
-      served(kModel, "0-6"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));
-  Inputs inputs(kTokens, local.dim, 1);
+      served(kServedModel, "0-6"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));
+  Inputs inputs(kMostTokens, local.dim, 1);
   EXPECT_TRUE(says(error_of([&] { backbone.sums(inputs, 1); }), "start it as it was"));
 }
 
 TEST(WorkerExperts, LeaveAWorkerThatSaysGoodbye) {
   Local local;
-  auto first = std::make_unique<WorkerThread>(served(kModel, "auto"));
-  WorkerThread second(served(kModel, "auto"));
+  auto first = std::make_unique<WorkerThread>(served(kServedModel, "auto"));
+  WorkerThread second(served(kServedModel, "auto"));
   Backbone backbone(local, {first->address(), second.address()});
   std::thread end([&] {
     std::this_thread::sleep_for(milliseconds(30));
@@ -390,7 +215,7 @@ TEST(WorkerExperts, LeaveAWorkerThatSaysGoodbye) {
 }
 
 TEST(WorkerExperts, ServeSeveralBackbonesAtATime) {
-  WorkerThread first(served(kModel, "0-4")), second(served(kModel, "3-7"));
+  WorkerThread first(served(kServedModel, "0-4")), second(served(kServedModel, "3-7"));
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&, i] {
@@ -442,7 +267,7 @@ class Stranger final : public MessageSink {
 };
 
 TEST(ExpertServer, ClosesWhatDoesNotKeepToTheProtocol) {
-  WorkerThread worker(served(kModel, "auto"));
+  WorkerThread worker(served(kServedModel, "auto"));
   const WorkerHello hello;
   const auto bytes = std::as_bytes(std::span(&hello, 1));
   const std::vector<std::byte> longer(bytes.size() + 1), huge(1 << 20);
@@ -464,7 +289,7 @@ TEST(ExpertServer, ClosesWhatDoesNotKeepToTheProtocol) {
 }
 
 TEST(ExpertServer, TellsItsVersionToAnotherOne) {
-  WorkerThread worker(served(kModel, "auto"));
+  WorkerThread worker(served(kServedModel, "auto"));
   Stranger stranger(worker.address());
   WorkerHello other;
   other.version = 77;
@@ -479,7 +304,7 @@ TEST(ExpertServer, TellsItsVersionToAnotherOne) {
 
 TEST(ExpertServer, AsksForItsSecret) {
   const std::unique_ptr<Transport> transport = tcp_transport();
-  WorkerThread worker(served(kModel, "auto"), {.secret = Secret("a secret of this test")});
+  WorkerThread worker(served(kServedModel, "auto"), {.secret = Secret("a secret of this test")});
   const auto ask = [&](const Secret& secret) {
     return error_of(
         [&] { WorkerLink(*transport, {.address = worker.address(), .secret = secret}).ask(); });
@@ -487,7 +312,7 @@ TEST(ExpertServer, AsksForItsSecret) {
   EXPECT_EQ(ask(Secret("a secret of this test")), "no error");
   EXPECT_TRUE(says(ask(Secret("another one, as long")), "has another secret: give both the same"));
   EXPECT_TRUE(says(ask({}), "has a secret, and this program none"));
-  WorkerThread open(served(kModel, "auto"));
+  WorkerThread open(served(kServedModel, "auto"));
   EXPECT_TRUE(says(error_of([&] {
                      WorkerLink(*transport, {.address = open.address(),
                                              .secret = Secret("a secret of this test")})

@@ -24,6 +24,7 @@ class ExpertServer::Peer final : public MessageSink {
 
   // Returns false if the connection has ended.
   bool progress() {
+    if (is_lost_) return stage_ == Stage::kComputed;
     try {
       connection_->progress(*this);
       if (stage_ == Stage::kAnswering && connection_->is_sent()) {
@@ -34,21 +35,29 @@ class ExpertServer::Peer final : public MessageSink {
       if (stage_ == Stage::kRefused && connection_->is_sent()) return false;
       beat();
     } catch (const Error&) {
-      return stage_ == Stage::kQueued;  // its memory is in use
+      is_lost_ = true;
     }
+    if (is_lost_) return stage_ == Stage::kComputed;  // its memory is in use
     return is_served() || Clock::now() - since_ < kHandshakePatience;
   }
 
   bool is_served() const { return stage_ >= Stage::kServing; }
+  int slot() const { return slot_; }  // its number in the batcher; -1: it is not served yet
   void say_goodbye() { send(MessageKind::kGoodbye, {}); }
-  MessageConnection* connection() { return connection_.get(); }
+  // Null where nothing is to be received or sent.
+  MessageConnection* awaited_connection() {
+    const bool is_waiting = stage_ == Stage::kQueued && connection_->is_sent();
+    return is_waiting ? nullptr : connection_.get();
+  }
   Clock::time_point next_beat() const {
     return is_served() && connection_->is_sent()
                ? last_sent_ + std::chrono::milliseconds(setup_.beat_ms)
                : Clock::time_point::max();
   }
 
-  // What a queued peer asks for, and where its answer is written.
+  // What a peer with a request asks for, and where its answer is written. Both stay in memory from
+  // use() until answer().
+  void use() { stage_ = Stage::kComputed; }
   const ExpertRequest& request() const { return request_; }
   TensorView answer_rows() const {
     const int64_t dim = server_.shape_.dim;
@@ -57,11 +66,13 @@ class ExpertServer::Peer final : public MessageSink {
   // The answer is written. The connection may be lost, which progress() then finds.
   void answer() {
     stage_ = Stage::kAnswering;
+    if (is_lost_) return;
     const TensorView rows = answer_rows();
     try {
       send(MessageKind::kAnswer,
            answer_.span().first(static_cast<size_t>(rows.rows * rows.row_bytes())));
     } catch (const Error&) {
+      is_lost_ = true;
     }
   }
 
@@ -72,7 +83,8 @@ class ExpertServer::Peer final : public MessageSink {
     kSetup,
     kRefused,    // it is told, and the connection ends
     kServing,    // it may send a request
-    kQueued,     // its request waits or is computed
+    kQueued,     // its request waits
+    kComputed,   // its request is computed
     kAnswering,  // its answer leaves
   };
 
@@ -119,6 +131,10 @@ class ExpertServer::Peer final : public MessageSink {
     body_ = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
     answer_ = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
     stage_ = Stage::kServing;
+    slot_ = static_cast<int>(std::find(server_.slots_.begin(), server_.slots_.end(), nullptr) -
+                             server_.slots_.begin());
+    server_.slots_[slot_] = this;
+    server_.batcher_->joined(slot_);
     const std::chrono::milliseconds half(std::max(1u, setup_.beat_ms / 2));
     server_.pause_ = std::min(server_.pause_.load(), half);
     send(MessageKind::kReady, {});
@@ -134,7 +150,8 @@ class ExpertServer::Peer final : public MessageSink {
     number_ = header.number;
     stage_ = Stage::kQueued;
     connection_->set_reading(false);
-    server_.queue_.push_back(this);
+    server_.batcher_->arrived(slot_, request_.head.layer, request_.head.n_rows, Clock::now(),
+                              !server_.was_busy_);
   }
 
   void beat() {
@@ -150,6 +167,8 @@ class ExpertServer::Peer final : public MessageSink {
   std::unique_ptr<MessageConnection> connection_;
   const Clock::time_point since_ = Clock::now();
   Stage stage_ = Stage::kHandshake;
+  bool is_lost_ = false;  // the connection must not be used
+  int slot_ = -1;
   ServerHandshake handshake_;
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
@@ -187,25 +206,35 @@ void ExpertServer::run(const ServedExperts& served) {
             .dim = static_cast<int32_t>(c.dim),
             .max_rows = served.welcome.max_rows};
   for (int layer = 0; layer < c.n_layers; ++layer) has_experts_.push_back(c.is_moe(layer));
-  decoded_ = Buffer(int64_t{shape_.max_rows} * shape_.dim * int64_t{sizeof(float)});
-  queue_.reserve(kMostPeers);
+  const int64_t row_bytes = shape_.dim * int64_t{sizeof(float)};
+  decoded_ = Buffer(shape_.max_rows * row_bytes);
+  sums_ = Buffer(shape_.max_rows * row_bytes);
+  rows_.reserve(shape_.max_rows);
+  ids_.resize(int64_t{shape_.max_rows} * shape_.n_active);
+  weights_.resize(ids_.size());
+  batch_.reserve(kMostPeers);
+  batcher_.emplace(has_experts_, shape_.max_rows);
   served_ = &served;
-  while (serve_connections() || !queue_.empty()) {
-    if (queue_.empty()) {
-      waited_.clear();
-      for (const auto& peer : peers_) waited_.push_back(peer->connection());
-      waiter_->wait(waited_, peers_.size() < kMostPeers ? listener_.get() : nullptr,
-                    longest_sleep());
-      continue;
-    }
-    Peer& peer = *queue_.front();
-    queue_.erase(queue_.begin());
-    lock.unlock();
-    compute(peer);
-    lock.lock();
-    peer.answer();
+  while (serve_connections() || batcher_->has_requests()) {
+    was_busy_ = false;
+    const bool may_wait = leave_by_ == Clock::time_point();
+    const RequestBatcher::Choice& next = batcher_->choose(Clock::now(), may_wait);
+    if (next.peers.empty())
+      wait(next.until);
+    else
+      compute_batch(next.peers, lock);
   }
   served_ = nullptr;
+}
+
+void ExpertServer::wait(Clock::time_point until) {
+  waited_.clear();
+  for (const auto& peer : peers_)
+    if (MessageConnection* const connection = peer->awaited_connection())
+      waited_.push_back(connection);
+  const auto now = Clock::now();
+  const auto at_most = std::min<std::chrono::nanoseconds>(longest_sleep(), until - now);
+  waiter_->wait(waited_, peers_.size() < kMostPeers ? listener_.get() : nullptr, at_most);
 }
 
 // Serves connections while the other thread computes.
@@ -222,28 +251,99 @@ void ExpertServer::end() {
   waiter_->wake();
 }
 
-void ExpertServer::compute(Peer& peer) {
+// Connections are served meanwhile, so `lock` is released.
+void ExpertServer::compute_batch(const std::vector<int>& slots,
+                                 std::unique_lock<std::mutex>& lock) {
+  batch_.clear();
+  for (const int slot : slots) batch_.push_back(slots_[slot]);
+  for (Peer* const peer : batch_) peer->use();
+  was_busy_ = true;
+  lock.unlock();
+  const Stopwatch watch;
+  if (batch_.size() == 1)
+    compute_one(*batch_[0]);
+  else
+    compute_together();
+  const double seconds = watch.seconds();
+  lock.lock();
+  n_requests_ += std::ssize(batch_);
+  ++n_batches_;
+  n_shared_ += batch_.size() > 1;
+  batcher_->computed(seconds, Clock::now());
+  for (Peer* const peer : batch_) peer->answer();
+}
+
+// Float rows are computed where they lie, and sums are written where they are sent from.
+void ExpertServer::compute_one(const Peer& peer) {
   const ExpertRequest& request = peer.request();
-  const RequestHead& head = request.head;
-  const int64_t n = head.n_rows, n_active = shape_.n_active, dim = shape_.dim;
-  if (head.type == RowType::kBf16)
-    served_->team.run(n, [&](int64_t row, int) {
-      auto* const to = reinterpret_cast<float*>(decoded_.data()) + row * dim;
-      served_->kernels.decode(
-          {request.rows + row * dim * bytes_of(head.type), cpu::WeightType::kBF16, to, dim});
-    });
+  const int64_t n = request.head.n_rows;
+  const void* x = request.rows;
+  if (request.head.type == RowType::kBf16) {
+    rows_.clear();
+    append_rows(peer);
+    decode(n);
+    x = decoded_.data();
+  }
+  add_experts(request.head.layer, n, x, request, peer.answer_rows().row<float>(0));
+}
+
+// The rows of all requests follow one another. The bits of a row do not depend on the others
+// (GemmBitsDoNotDependOnTheBatch in tests/cpu_kernels_test.cpp).
+void ExpertServer::compute_together() {
+  rows_.clear();
+  for (const Peer* const peer : batch_) {
+    const ExpertRequest& request = peer->request();
+    const int64_t first = std::ssize(rows_) * shape_.n_active;
+    const int64_t n = int64_t{request.head.n_rows} * shape_.n_active;
+    std::copy_n(request.ids, n, ids_.begin() + first);
+    std::copy_n(request.weights, n, weights_.begin() + first);
+    append_rows(*peer);
+  }
+  const int64_t n = std::ssize(rows_);
+  decode(n);
+  auto* const sums = reinterpret_cast<float*>(sums_.data());
+  const ExpertRequest routing = {{}, ids_.data(), weights_.data(), nullptr};
+  add_experts(batch_[0]->request().head.layer, n, decoded_.data(), routing, sums);
+  served_->team.run(n, [&](int64_t row, int) {
+    std::copy_n(sums + row * shape_.dim, shape_.dim, rows_[row].answer);
+  });
+}
+
+void ExpertServer::append_rows(const Peer& peer) {
+  const ExpertRequest& request = peer.request();
+  const TensorView answer = peer.answer_rows();
+  const int64_t row_bytes = shape_.dim * bytes_of(request.head.type);
+  for (int64_t i = 0; i < request.head.n_rows; ++i)
+    rows_.push_back({request.rows + i * row_bytes, request.head.type, answer.row<float>(i)});
+}
+
+// Writes rows_ to decoded_.
+void ExpertServer::decode(int64_t n_rows) {
+  served_->team.run(n_rows, [&](int64_t row, int) {
+    const int64_t dim = shape_.dim;
+    auto* const to = reinterpret_cast<float*>(decoded_.data()) + row * dim;
+    if (rows_[row].type == RowType::kF32)
+      std::memcpy(to, rows_[row].from, dim * sizeof(float));
+    else
+      served_->kernels.decode({rows_[row].from, cpu::WeightType::kBF16, to, dim});
+  });
+}
+
+// sums [n_rows, dim] of the rows x, which are float too.
+void ExpertServer::add_experts(int layer, int64_t n_rows, const void* x,
+                               const ExpertRequest& routing, float* sums) {
+  const int64_t n_active = shape_.n_active, dim = shape_.dim;
   // The pool only reads what it is given.
   const auto view = [&](const void* data, int64_t cols, DType of) {
-    return TensorView{const_cast<void*>(data), n, cols, cols, of};
+    return TensorView{const_cast<void*>(data), n_rows, cols, cols, of};
   };
-  const Ticket ticket = served_->experts.submit(
-      {.layer = head.layer,
-       .x = view(head.type == RowType::kBf16 ? decoded_.data() : request.rows, dim, DType::kF32),
-       .routing = {view(request.ids, n_active, DType::kI32),
-                   view(request.weights, n_active, DType::kF32)}});
-  const TensorView answer = peer.answer_rows();
-  std::memset(answer.data, 0, answer.rows * answer.row_bytes());
-  served_->experts.add_to(ticket, answer);
+  const Ticket ticket =
+      served_->experts.submit({.layer = layer,
+                               .x = view(x, dim, DType::kF32),
+                               .routing = {view(routing.ids, n_active, DType::kI32),
+                                           view(routing.weights, n_active, DType::kF32)}});
+  std::fill_n(sums, n_rows * dim, 0.0f);
+  served_->experts.add_to(ticket, view(sums, dim, DType::kF32));
 }
 
 // Makes what progress is possible. Returns false once all is done after end().
@@ -268,11 +368,20 @@ void ExpertServer::accept() {
 
 void ExpertServer::progress_peers() {
   std::erase_if(peers_, [&](const std::unique_ptr<Peer>& peer) {
-    const bool was_served = peer->is_served();
     if (peer->progress()) return false;
-    if (was_served) options_.note("a backbone has left");
+    release(*peer);
     return true;
   });
+}
+
+// Its number may be another one's from now on.
+void ExpertServer::release(Peer& peer) {
+  if (peer.slot() < 0) return;
+  batcher_->left(peer.slot());
+  slots_[peer.slot()] = nullptr;
+  const Counts all = counts();
+  options_.note(fmt::format("a backbone has left; {} of {} batches had rows of several backbones",
+                            all.n_shared, all.n_batches));
 }
 
 // Backbones that are not served yet are not told, and cannot connect again.

@@ -1,13 +1,15 @@
-// The worker's side of expert workers: takes requests of any number of backbones and computes them
-// one after another. It knows nothing of sequences. The thread that computes also has the
-// connections, so that no request is handed to another thread; while it computes, another thread
-// keeps them alive.
+// The worker's side of expert workers: takes requests of any number of backbones and computes them,
+// those of the same layer together (request_batcher.h). It knows nothing of sequences. The thread
+// that computes also has the connections, so that no request is handed to another thread; while it
+// computes, another thread keeps them alive.
 #pragma once
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
 #include "model/config.h"
+#include "offload/workers/request_batcher.h"
 #include "ops/expert_pool.h"
 #include "transport/expert_messages.h"
 #include "transport/transport.h"
@@ -57,9 +60,21 @@ class ExpertServer {
   // Thread-safe. Backbones are told; run() returns once they have their answers and have left.
   void end();
 
+  struct Counts {
+    int64_t n_requests = 0, n_batches = 0;
+    int64_t n_shared = 0;  // batches with requests of several backbones
+  };
+  Counts counts() const { return {n_requests_, n_batches_, n_shared_}; }  // thread-safe
+
  private:
   class Peer;
-  static constexpr size_t kMostPeers = 64;
+  static constexpr size_t kMostPeers = RequestBatcher::kMostPeers;
+  // A row of the batch that is computed.
+  struct Row {
+    const std::byte* from;
+    RowType type;
+    float* answer;
+  };
 
   void keep_alive();
   bool serve_connections();
@@ -67,7 +82,15 @@ class ExpertServer {
   void progress_peers();
   void say_goodbye();
   std::chrono::nanoseconds longest_sleep() const;
-  void compute(Peer& peer);
+  void wait(Clock::time_point until);
+  void compute_batch(const std::vector<int>& slots, std::unique_lock<std::mutex>& lock);
+  void compute_one(const Peer& peer);
+  void compute_together();
+  void append_rows(const Peer& peer);
+  void decode(int64_t n_rows);
+  void add_experts(int layer, int64_t n_rows, const void* x, const ExpertRequest& routing,
+                   float* sums);
+  void release(Peer& peer);
 
   const Options options_;
   std::unique_ptr<MessageListener> listener_;
@@ -81,11 +104,20 @@ class ExpertServer {
   RequestShape shape_{};
   std::vector<bool> has_experts_;  // [layers]
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<Peer*> queue_;  // with a request, the first one first; each is in it once at most
+  std::array<Peer*, kMostPeers> slots_{};  // the served ones, by their number in batcher_
+  std::optional<RequestBatcher> batcher_;
+  std::vector<Peer*> batch_;  // that is computed
+  bool was_busy_ = false;     // requests that arrive now may have come during the last batch
   std::vector<MessageConnection*> waited_;
   Clock::time_point leave_by_{};  // not 0: backbones were told of the end
 
-  Buffer decoded_;  // kF32 [rows of a request, dim]
+  // What follows is used by the thread that computes, also without the mutex. Only requests that
+  // are not computed where they lie use it.
+  std::vector<Row> rows_;       // [rows of a batch]
+  std::vector<int32_t> ids_;    // [rows of a batch, n_active]
+  std::vector<float> weights_;  // the same shape
+  Buffer decoded_, sums_;       // kF32 [rows of a batch, dim]
+  std::atomic<int64_t> n_requests_{0}, n_batches_{0}, n_shared_{0};
   std::atomic<std::chrono::milliseconds> pause_{std::chrono::milliseconds(50)};  // of keep_alive()
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
