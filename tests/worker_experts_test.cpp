@@ -2,127 +2,12 @@
 // that are lost in any way, several backbones, and peers that may not connect.
 #include "offload/workers/worker_experts.h"
 
-#include <random>
-
 #include "core/run_error.h"
 #include "tests/error_of.h"
-#include "tests/repository.h"
-#include "tests/worker_threads.h"
+#include "tests/worker_backbone.h"
 
 namespace tandem::test {
 namespace {
-
-using Fault = FaultyWorker::Fault;
-using std::chrono::milliseconds;
-
-const std::string kModel = kGolden + "v3_fp8";  // 8 experts, 3 of them for a token
-constexpr int kTokens = 40, kExperts = 8, kActive = 3;
-
-struct Inputs {
-  std::vector<float> x, weights;
-  std::vector<int32_t> ids;
-  int n, dim;
-
-  // Numbers that BF16 has exactly. A few choices are left out (-1).
-  Inputs(int n_tokens, int columns, int seed) : n(n_tokens), dim(columns) {
-    std::mt19937 random(seed);
-    for (int i = 0; i < n * dim; ++i)
-      x.push_back(static_cast<float>(static_cast<int>(random() % 255) - 127) / 64);
-    for (int t = 0; t < n; ++t) {
-      std::vector<int32_t> all(kExperts);
-      std::iota(all.begin(), all.end(), 0);
-      std::shuffle(all.begin(), all.end(), random);
-      for (int k = 0; k < kActive; ++k) {
-        ids.push_back(random() % 10 == 0 ? -1 : all[k]);
-        weights.push_back(0.1f + 0.01f * static_cast<float>(random() % 100));
-      }
-    }
-  }
-  ExpertBatch batch(int layer) {
-    return {.layer = layer,
-            .x = {x.data(), n, dim, dim, DType::kF32},
-            .routing = {{ids.data(), n, kActive, kActive, DType::kI32},
-                        {weights.data(), n, kActive, kActive, DType::kF32}}};
-  }
-};
-
-// What computes the experts without workers, and the sums that it gives shard by shard.
-struct Local {
-  LoadedExperts loaded{served(kModel, "auto")};
-  ServedExperts all = loaded.served();
-  CpuExperts& experts = loaded.experts();
-  int dim = all.welcome.dim;
-
-  std::vector<float> sums(Inputs& inputs, int layer, const std::vector<Shard>& shards) {
-    std::vector<float> y(inputs.n * dim, 0.5f);
-    const std::vector<int32_t> ids = inputs.ids;
-    for (const Shard& shard : shards) {
-      for (size_t i = 0; i < ids.size(); ++i) {
-        const bool has = std::count(shard.experts.begin(), shard.experts.end(), ids[i]) > 0;
-        inputs.ids[i] = has ? ids[i] : -1;
-      }
-      all.experts.submit(inputs.batch(layer));
-      all.experts.add_to(0, {y.data(), inputs.n, dim, dim});
-    }
-    inputs.ids = ids;
-    return y;
-  }
-};
-
-// A pool of the workers at these addresses.
-class Backbone {
- public:
-  Backbone(Local& local, const std::vector<std::string>& addresses,
-           std::chrono::duration<double> patience = std::chrono::seconds(20),
-           milliseconds deadline = milliseconds(400))
-      : dim_(local.dim) {
-    std::vector<std::unique_ptr<WorkerLink>> links;
-    for (const std::string& address : addresses) {
-      links.push_back(std::make_unique<WorkerLink>(
-          *transport_, WorkerLinkOptions{.address = address, .deadline = deadline}));
-      welcomes_.push_back(links.back()->ask());
-    }
-    pool_.emplace(WorkerExpertsParts{.welcomes = welcomes_,
-                                     .transport = *transport_,
-                                     .kernels = local.all.kernels,
-                                     .config = local.all.config,
-                                     .local = local.experts,
-                                     .team = local.all.team,
-                                     .max_tokens = kTokens,
-                                     .patience = patience},
-                  std::move(links));
-    EXPECT_TRUE(pool_->await_workers());
-  }
-
-  std::vector<float> sums(Inputs& inputs, int layer) {
-    std::vector<float> y(inputs.n * dim_, 0.5f);
-    pool_->add_to(pool_->submit(inputs.batch(layer)), {y.data(), inputs.n, dim_, dim_});
-    return y;
-  }
-  const std::vector<Shard>& shards() const { return pool_->shards(); }
-  WorkerStatus status(int worker) const { return pool_->workers()[worker]; }
-  // Waits until the worker is up, or down.
-  void await(int worker, bool is_up) {
-    for (int i = 0; i < 2000 && status(worker).is_up != is_up; ++i)
-      std::this_thread::sleep_for(milliseconds(5));
-    ASSERT_EQ(status(worker).is_up, is_up) << worker;
-  }
-
- private:
-  const int dim_;
-  const std::unique_ptr<Transport> transport_ = tcp_transport();
-  std::vector<WorkerWelcome> welcomes_;
-  std::optional<WorkerExperts> pool_;
-};
-
-void expect_right_sums(Local& local, Backbone& backbone, int seed) {
-  for (const int layer : {1, 2})
-    for (const int n : {1, 5, kTokens}) {
-      Inputs inputs(n, local.dim, seed + n);
-      ASSERT_EQ(backbone.sums(inputs, layer), local.sums(inputs, layer, backbone.shards()))
-          << "layer " << layer << ", " << n << " tokens";
-    }
-}
 
 TEST(WorkerExperts, AddTheSumsOfShardsInTheirOrder) {
   Local local;
@@ -224,61 +109,28 @@ TEST(WorkerExperts, NoticeASilentWorkerBetweenSteps) {
   faulty.set(Fault::kNone);
 }
 
-// Computes as another pool does, and takes its time.
-class SlowExperts final : public ExpertPool {
- public:
-  SlowExperts(ExpertPool& pool, milliseconds pause) : pool_(pool), pause_(pause) {}
-  void add_to(Ticket ticket, TensorView y) override { pool_.add_to(ticket, y); }
-
- private:
-  Ticket start(const ExpertBatch& batch) override {
-    std::this_thread::sleep_for(pause_);
-    return pool_.submit(batch);
-  }
-  ExpertPool& pool_;
-  const milliseconds pause_;
-};
-
 // A worker whose computation takes longer than the deadline beats, so it is not lost.
 TEST(WorkerExperts, WaitForAWorkerThatIsBusy) {
-  Local local, of_worker;
-  const std::unique_ptr<Transport> transport = tcp_transport();
-  ExpertServer server(*transport, {});
-  std::thread thread([&] {
-    SlowExperts slow(of_worker.experts, milliseconds(500));
-    server.run({of_worker.all.config, of_worker.all.kernels, slow, of_worker.all.team,
-                of_worker.all.welcome});
-  });
-  {
-    Backbone backbone(local, {"127.0.0.1:" + std::to_string(server.port())},
-                      std::chrono::seconds(20), milliseconds(200));
-    std::this_thread::sleep_for(milliseconds(500));  // an idle worker beats too
-    Inputs inputs(3, local.dim, 1);
-    EXPECT_EQ(backbone.sums(inputs, 1), local.sums(inputs, 1, backbone.shards()));
-    EXPECT_EQ(backbone.status(0).n_failures, 0);
-    EXPECT_GT(backbone.status(0).seconds, 0.4);
-  }
-  server.end();
-  thread.join();
+  Local local;
+  SlowWorker worker(milliseconds(500));
+  Backbone backbone(local, {worker.address()}, {.deadline = milliseconds(200)});
+  std::this_thread::sleep_for(milliseconds(500));  // an idle worker beats too
+  Inputs inputs(3, local.dim, 1);
+  EXPECT_EQ(backbone.sums(inputs, 1), local.sums(inputs, 1, backbone.shards()));
+  EXPECT_EQ(backbone.status(0).n_failures, 0);
+  EXPECT_GT(backbone.status(0).seconds, 0.4);
 }
 
 // A backbone that asks again at once does not delay another one for longer than one request.
 TEST(ExpertServer, TakesTurnsAmongBackbones) {
-  Local of_worker;
-  const std::unique_ptr<Transport> transport = tcp_transport();
-  ExpertServer server(*transport, {});
-  std::thread thread([&] {
-    SlowExperts slow(of_worker.experts, milliseconds(5));
-    server.run({of_worker.all.config, of_worker.all.kernels, slow, of_worker.all.team,
-                of_worker.all.welcome});
-  });
+  SlowWorker worker(milliseconds(5));
   std::array<std::atomic<int>, 3> n_done{};
   std::atomic<bool> ends{false};
   std::vector<std::thread> backbones;
   for (int b = 0; b < 3; ++b)
     backbones.emplace_back([&, b] {
       Local local;
-      Backbone backbone(local, {"127.0.0.1:" + std::to_string(server.port())});
+      Backbone backbone(local, {worker.address()});
       Inputs inputs(3, local.dim, b);
       for (; !ends; ++n_done[b]) backbone.sums(inputs, 1);
     });
@@ -294,8 +146,6 @@ TEST(ExpertServer, TakesTurnsAmongBackbones) {
   for (std::thread& backbone : backbones) backbone.join();
   EXPECT_GE(*std::min_element(n.begin(), n.end()), 20);
   EXPECT_LT(*std::max_element(n.begin(), n.end()), 1.5 * *std::min_element(n.begin(), n.end()));
-  server.end();
-  thread.join();
 }
 
 // A worker on a port that is known before it begins.
@@ -308,7 +158,7 @@ TEST(WorkerExperts, FailAStepWithoutOwnersAndGoOnWhenOneIsBack) {
   auto worker = std::make_unique<WorkerThread>(served(kModel, "4-7"));
   const std::string address = worker->address();
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
-  Backbone backbone(local, {address}, milliseconds(300));
+  Backbone backbone(local, {address}, {.patience = milliseconds(300)});
   expect_right_sums(local, backbone, 1);
   worker.reset();
   backbone.await(0, false);
@@ -332,7 +182,7 @@ TEST(WorkerExperts, FailAStepWhoseRequestEndsEveryWorker) {
   Local local;
   WorkerThread worker(served(kModel, "auto"));
   FaultyWorker faulty(worker.address());
-  Backbone backbone(local, {faulty.address()}, std::chrono::minutes(5));
+  Backbone backbone(local, {faulty.address()}, {.patience = std::chrono::minutes(5)});
   expect_right_sums(local, backbone, 1);
   faulty.set(Fault::kCloses);
   Inputs inputs(kTokens, local.dim, 1);
@@ -365,7 +215,7 @@ TEST(WorkerExperts, DoNotUseAWorkerThatHasChanged) {
   Local local;
   auto worker = std::make_unique<WorkerThread>(served(kModel, "auto"));
   const std::string address = worker->address();
-  Backbone backbone(local, {address}, milliseconds(1500));
+  Backbone backbone(local, {address}, {.patience = milliseconds(1500)});
   worker.reset();
   worker = std::make_unique<WorkerThread>(
       served(kModel, "0-6"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));

@@ -1,6 +1,7 @@
 #include "offload/workers/expert_server.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "transport/handshake.h"
@@ -24,23 +25,27 @@ class ExpertServer::Peer final : public MessageSink {
 
   // Returns false if the connection has ended.
   bool progress() {
+    if (is_lost_) return n_queued_ > 0;  // its memory is in use
     try {
       connection_->progress(*this);
-      if (stage_ == Stage::kAnswering && connection_->is_sent()) {
-        stage_ = Stage::kServing;
+      if (n_answered_ > 0 && connection_->is_sent()) {
+        n_answered_ = 0;
         connection_->set_reading(true);
         connection_->progress(*this);  // what has come meanwhile
       }
       if (stage_ == Stage::kRefused && connection_->is_sent()) return false;
       beat();
     } catch (const Error&) {
-      return stage_ == Stage::kQueued;  // its memory is in use
+      is_lost_ = true;
+      return n_queued_ > 0;
     }
     return is_served() || Clock::now() - since_ < kHandshakePatience;
   }
 
   bool is_served() const { return stage_ >= Stage::kServing; }
-  void say_goodbye() { send(MessageKind::kGoodbye, {}); }
+  void say_goodbye() {
+    if (!is_lost_) send(MessageKind::kGoodbye, 0, {});
+  }
   MessageConnection* connection() { return connection_.get(); }
   Clock::time_point next_beat() const {
     return is_served() && connection_->is_sent()
@@ -48,20 +53,28 @@ class ExpertServer::Peer final : public MessageSink {
                : Clock::time_point::max();
   }
 
-  // What a queued peer asks for, and where its answer is written.
-  const ExpertRequest& request() const { return request_; }
+  // Requests that wait or are computed.
+  int n_queued() const { return n_queued_; }
+  // What the first one asks for, and where its answer is written.
+  const ExpertRequest& request() const { return first().request; }
   TensorView answer_rows() const {
     const int64_t dim = server_.shape_.dim;
-    return {answer_.data(), request_.head.n_rows, dim, dim};
+    return {first().answer.data(), request().head.n_rows, dim, dim};
   }
   // The answer is written. The connection may be lost, which progress() then finds.
   void answer() {
-    stage_ = Stage::kAnswering;
     const TensorView rows = answer_rows();
+    const uint64_t number = first().number;
+    first_ = (first_ + 1) % kMostRequests;
+    --n_queued_;
+    ++n_answered_;
+    if (is_lost_) return;
     try {
-      send(MessageKind::kAnswer,
-           answer_.span().first(static_cast<size_t>(rows.rows * rows.row_bytes())));
+      send(MessageKind::kAnswer, number,
+           {static_cast<const std::byte*>(rows.data),
+            static_cast<size_t>(rows.rows * rows.row_bytes())});
     } catch (const Error&) {
+      is_lost_ = true;
     }
   }
 
@@ -70,11 +83,19 @@ class ExpertServer::Peer final : public MessageSink {
   enum class Stage : uint8_t {
     kHandshake,
     kSetup,
-    kRefused,    // it is told, and the connection ends
-    kServing,    // it may send a request
-    kQueued,     // its request waits or is computed
-    kAnswering,  // its answer leaves
+    kRefused,  // it is told, and the connection ends
+    kServing,  // it may send requests
   };
+  // While one is computed, rows of the next one come and sums of the one before leave. What a
+  // backbone sends beyond that stays in the network.
+  static constexpr int kMostRequests = 2;
+  struct Slot {
+    Buffer body, answer;
+    ExpertRequest request{};
+    uint64_t number = 0;
+  };
+  const Slot& first() const { return slots_[first_]; }
+  Slot& next() { return slots_[(first_ + n_queued_) % kMostRequests]; }
 
   std::span<std::byte> place(const MessageHeader& header) override {
     switch (stage_) {
@@ -86,8 +107,8 @@ class ExpertServer::Peer final : public MessageSink {
         return std::as_writable_bytes(std::span(&setup_, 1));
       case Stage::kServing:
         if (header.kind == MessageKind::kRequest &&
-            header.n_bytes <= static_cast<uint64_t>(body_.bytes()))
-          return body_.span().first(header.n_bytes);
+            header.n_bytes <= static_cast<uint64_t>(next().body.bytes()))
+          return next().body.span().first(header.n_bytes);
         [[fallthrough]];
       default:
         throw ProtocolError("an unexpected message");
@@ -116,33 +137,36 @@ class ExpertServer::Peer final : public MessageSink {
 
   void take_setup() {
     setup_ = worker_setup_from(std::as_bytes(std::span(&setup_, 1)), server_.shape_.max_rows);
-    body_ = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
-    answer_ = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
+    for (Slot& slot : slots_) {
+      slot.body = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
+      slot.answer = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
+    }
     stage_ = Stage::kServing;
     const std::chrono::milliseconds half(std::max(1u, setup_.beat_ms / 2));
     server_.pause_ = std::min(server_.pause_.load(), half);
-    send(MessageKind::kReady, {});
+    send(MessageKind::kReady, 0, {});
     server_.options_.note("a backbone has connected");
   }
 
   void take_request(const MessageHeader& header) {
-    request_ = request_from(body_.span().first(header.n_bytes), server_.shape_,
-                            server_.has_experts_, server_.served_->welcome.experts);
-    if (request_.head.n_rows > static_cast<int32_t>(setup_.max_rows) ||
-        (request_.head.type == RowType::kBf16 && !server_.served_->welcome.takes_bf16))
+    Slot& slot = next();
+    slot.request = request_from(slot.body.span().first(header.n_bytes), server_.shape_,
+                                server_.has_experts_, server_.served_->welcome.experts);
+    const RequestHead& head = slot.request.head;
+    if (head.n_rows > static_cast<int32_t>(setup_.max_rows) ||
+        (head.type == RowType::kBf16 && !server_.served_->welcome.takes_bf16))
       throw ProtocolError("a request that the setup did not announce");
-    number_ = header.number;
-    stage_ = Stage::kQueued;
-    connection_->set_reading(false);
-    server_.queue_.push_back(this);
+    slot.number = header.number;
+    if (n_queued_++ == 0) server_.queue_.push_back(this);
+    connection_->set_reading(n_queued_ + n_answered_ < kMostRequests);
   }
 
   void beat() {
-    if (Clock::now() >= next_beat()) send(MessageKind::kBeat, {});
+    if (Clock::now() >= next_beat()) send(MessageKind::kBeat, 0, {});
   }
 
-  void send(MessageKind kind, MessageBytes body) {
-    connection_->send(kind, kind == MessageKind::kAnswer ? number_ : 0, std::span(&body, 1));
+  void send(MessageKind kind, uint64_t number, MessageBytes body) {
+    connection_->send(kind, number, std::span(&body, 1));
     last_sent_ = Clock::now();
   }
 
@@ -153,9 +177,11 @@ class ExpertServer::Peer final : public MessageSink {
   ServerHandshake handshake_;
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
-  Buffer body_, answer_;
-  ExpertRequest request_{};
-  uint64_t number_ = 0;
+  std::array<Slot, kMostRequests> slots_;
+  int first_ = 0;       // slot of the first queued request
+  int n_queued_ = 0;    // requests that wait or are computed, in the slots from first_ on
+  int n_answered_ = 0;  // slots before first_ whose answers may not have left
+  bool is_lost_ = false;
 };
 
 ExpertServer::ExpertServer(Transport& transport, Options options)
@@ -204,6 +230,7 @@ void ExpertServer::run(const ServedExperts& served) {
     compute(peer);
     lock.lock();
     peer.answer();
+    if (peer.n_queued() > 0) queue_.push_back(&peer);
   }
   served_ = nullptr;
 }

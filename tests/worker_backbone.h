@@ -1,0 +1,168 @@
+// A pool of expert workers as a test uses it, and what computes the same sums without workers.
+#pragma once
+#include <random>
+
+#include "offload/workers/worker_experts.h"
+#include "tests/repository.h"
+#include "tests/worker_threads.h"
+
+namespace tandem::test {
+
+using Fault = FaultyWorker::Fault;
+using std::chrono::milliseconds;
+
+inline const std::string kModel = kGolden + "v3_fp8";  // 8 experts, 3 of them for a token
+constexpr int kTokens = 40, kExperts = 8, kActive = 3;
+
+struct Inputs {
+  std::vector<float> x, weights;
+  std::vector<int32_t> ids;
+  int n, dim;
+
+  // Numbers that BF16 has exactly. A few choices are left out (-1).
+  Inputs(int n_tokens, int columns, int seed) : n(n_tokens), dim(columns) {
+    std::mt19937 random(seed);
+    for (int i = 0; i < n * dim; ++i)
+      x.push_back(static_cast<float>(static_cast<int>(random() % 255) - 127) / 64);
+    for (int t = 0; t < n; ++t) {
+      std::vector<int32_t> all(kExperts);
+      std::iota(all.begin(), all.end(), 0);
+      std::shuffle(all.begin(), all.end(), random);
+      for (int k = 0; k < kActive; ++k) {
+        ids.push_back(random() % 10 == 0 ? -1 : all[k]);
+        weights.push_back(0.1f + 0.01f * static_cast<float>(random() % 100));
+      }
+    }
+  }
+  ExpertBatch batch(int layer) {
+    return {.layer = layer,
+            .x = {x.data(), n, dim, dim, DType::kF32},
+            .routing = {{ids.data(), n, kActive, kActive, DType::kI32},
+                        {weights.data(), n, kActive, kActive, DType::kF32}}};
+  }
+};
+
+// What computes the experts without workers, and the sums that it gives shard by shard.
+struct Local {
+  LoadedExperts loaded{served(kModel, "auto")};
+  ServedExperts all = loaded.served();
+  CpuExperts& experts = loaded.experts();
+  int dim = all.welcome.dim;
+
+  std::vector<float> sums(Inputs& inputs, int layer, const std::vector<Shard>& shards) {
+    std::vector<float> y(inputs.n * dim, 0.5f);
+    const std::vector<int32_t> ids = inputs.ids;
+    for (const Shard& shard : shards) {
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const bool has = std::count(shard.experts.begin(), shard.experts.end(), ids[i]) > 0;
+        inputs.ids[i] = has ? ids[i] : -1;
+      }
+      all.experts.submit(inputs.batch(layer));
+      all.experts.add_to(0, {y.data(), inputs.n, dim, dim});
+    }
+    inputs.ids = ids;
+    return y;
+  }
+};
+
+// A pool of the workers at these addresses.
+class Backbone {
+ public:
+  struct Options {
+    std::chrono::duration<double> patience = std::chrono::seconds(20);
+    milliseconds deadline = milliseconds(400);
+    int max_tokens = kTokens;
+    int micro_batches = 1;
+  };
+  Backbone(Local& local, const std::vector<std::string>& addresses, const Options& options)
+      : dim_(local.dim) {
+    std::vector<std::unique_ptr<WorkerLink>> links;
+    for (const std::string& address : addresses) {
+      links.push_back(std::make_unique<WorkerLink>(
+          *transport_, WorkerLinkOptions{.address = address, .deadline = options.deadline}));
+      welcomes_.push_back(links.back()->ask());
+    }
+    pool_.emplace(WorkerExpertsParts{.welcomes = welcomes_,
+                                     .transport = *transport_,
+                                     .kernels = local.all.kernels,
+                                     .config = local.all.config,
+                                     .local = local.experts,
+                                     .team = local.all.team,
+                                     .max_tokens = options.max_tokens,
+                                     .patience = options.patience,
+                                     .micro_batches = options.micro_batches},
+                  std::move(links));
+    EXPECT_TRUE(pool_->await_workers());
+  }
+  Backbone(Local& local, const std::vector<std::string>& addresses)
+      : Backbone(local, addresses, Options()) {}
+
+  std::vector<float> sums(Inputs& inputs, int layer) {
+    std::vector<float> y(inputs.n * dim_, 0.5f);
+    pool_->add_to(pool_->submit(inputs.batch(layer)), {y.data(), inputs.n, dim_, dim_});
+    return y;
+  }
+  WorkerExperts& pool() { return *pool_; }
+  const std::vector<Shard>& shards() const { return pool_->shards(); }
+  WorkerStatus status(int worker) const { return pool_->workers()[worker]; }
+  // Waits until the worker is up, or down.
+  void await(int worker, bool is_up) {
+    for (int i = 0; i < 2000 && status(worker).is_up != is_up; ++i)
+      std::this_thread::sleep_for(milliseconds(5));
+    ASSERT_EQ(status(worker).is_up, is_up) << worker;
+  }
+
+ private:
+  const int dim_;
+  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  std::vector<WorkerWelcome> welcomes_;
+  std::optional<WorkerExperts> pool_;
+};
+
+inline void expect_right_sums(Local& local, Backbone& backbone, int seed) {
+  for (const int layer : {1, 2})
+    for (const int n : {1, 5, kTokens}) {
+      Inputs inputs(n, local.dim, seed + n);
+      ASSERT_EQ(backbone.sums(inputs, layer), local.sums(inputs, layer, backbone.shards()))
+          << "layer " << layer << ", " << n << " tokens";
+    }
+}
+
+// Computes as another pool does, and takes its time.
+class SlowExperts final : public ExpertPool {
+ public:
+  SlowExperts(ExpertPool& pool, milliseconds pause) : pool_(pool), pause_(pause) {}
+  void add_to(Ticket ticket, TensorView y) override { pool_.add_to(ticket, y); }
+
+ private:
+  Ticket start(const ExpertBatch& batch) override {
+    std::this_thread::sleep_for(pause_);
+    return pool_.submit(batch);
+  }
+  ExpertPool& pool_;
+  const milliseconds pause_;
+};
+
+// A worker that pauses so long before it computes a request.
+class SlowWorker {
+ public:
+  explicit SlowWorker(milliseconds pause)
+      : server_(*transport_, {}), thread_([this, pause] {
+          Local local;
+          SlowExperts slow(local.experts, pause);
+          server_.run(
+              {local.all.config, local.all.kernels, slow, local.all.team, local.all.welcome});
+        }) {}
+  ~SlowWorker() {
+    server_.end();
+    thread_.join();
+  }
+  std::string address() const { return "127.0.0.1:" + std::to_string(server_.port()); }
+
+ private:
+  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  ExpertServer server_;
+  std::thread thread_;
+};
+
+}  // namespace tandem::test
