@@ -68,14 +68,18 @@ struct Local {
 // A pool of the workers at these addresses.
 class Backbone {
  public:
-  Backbone(Local& local, const std::vector<std::string>& addresses,
-           std::chrono::duration<double> patience = std::chrono::seconds(20),
-           std::chrono::milliseconds deadline = std::chrono::milliseconds(400))
+  struct Options {
+    std::chrono::duration<double> patience = std::chrono::seconds(20);
+    std::chrono::milliseconds deadline = std::chrono::milliseconds(400);
+    int max_tokens = kMostTokens;
+    int micro_batches = 1;
+  };
+  Backbone(Local& local, const std::vector<std::string>& addresses, const Options& options)
       : dim_(local.dim) {
     std::vector<std::unique_ptr<WorkerLink>> links;
     for (const std::string& address : addresses) {
       links.push_back(std::make_unique<WorkerLink>(
-          *transport_, WorkerLinkOptions{.address = address, .deadline = deadline}));
+          *transport_, WorkerLinkOptions{.address = address, .deadline = options.deadline}));
       welcomes_.push_back(links.back()->ask());
     }
     pool_.emplace(WorkerExpertsParts{.welcomes = welcomes_,
@@ -84,17 +88,21 @@ class Backbone {
                                      .config = local.all.config,
                                      .local = local.experts,
                                      .team = local.all.team,
-                                     .max_tokens = kMostTokens,
-                                     .patience = patience},
+                                     .max_tokens = options.max_tokens,
+                                     .patience = options.patience,
+                                     .micro_batches = options.micro_batches},
                   std::move(links));
     EXPECT_TRUE(pool_->await_workers());
   }
+  Backbone(Local& local, const std::vector<std::string>& addresses)
+      : Backbone(local, addresses, Options()) {}
 
   std::vector<float> sums(Inputs& inputs, int layer) {
     std::vector<float> y(inputs.n * dim_, 0.5f);
     pool_->add_to(pool_->submit(inputs.batch(layer)), {y.data(), inputs.n, dim_, dim_});
     return y;
   }
+  WorkerExperts& pool() { return *pool_; }
   const std::vector<Shard>& shards() const { return pool_->shards(); }
   WorkerStatus status(int worker) const { return pool_->workers()[worker]; }
   // Waits until the worker is up, or down.

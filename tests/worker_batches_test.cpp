@@ -89,8 +89,8 @@ TEST(ExpertServer, LosesABackboneWhoseRequestIsInABatch) {
   for (int b = 0; b < 3; ++b)
     backbones.emplace_back([&, b] {
       Local local;
-      Backbone backbone(local, {b == 0 ? proxy.address() : worker.address()}, seconds(20),
-                        milliseconds(b == 0 ? 400 : 3000));
+      Backbone backbone(local, {b == 0 ? proxy.address() : worker.address()},
+                        {.deadline = milliseconds(b == 0 ? 400 : 3000)});
       for (int i = 0; !ends; ++i) {
         Inputs inputs(5 + b, local.dim, 10 * i + b);
         const int layer = 1 + i % 2;
@@ -152,7 +152,7 @@ TEST(ExpertServer, BeatsWhileRequestsWaitForOthers) {
   for (int b = 0; b < 2; ++b)
     backbones.emplace_back([&, b] {
       Local local;
-      Backbone backbone(local, {worker.address()}, seconds(20), milliseconds(200));
+      Backbone backbone(local, {worker.address()}, {.deadline = milliseconds(200)});
       for (int i = 0; !ends; ++i) {
         Inputs inputs(4, local.dim, b);
         backbone.sums(inputs, 1 + i % 2);

@@ -1,5 +1,7 @@
 // Experts that workers compute, which are threads here: sums in the order of the shards, workers
 // that are lost in any way, several backbones, and peers that may not connect.
+#include "offload/workers/worker_experts.h"
+
 #include "core/run_error.h"
 #include "tests/error_of.h"
 #include "tests/worker_backbones.h"
@@ -115,7 +117,7 @@ TEST(WorkerExperts, NoticeASilentWorkerBetweenSteps) {
 TEST(WorkerExperts, WaitForAWorkerThatIsBusy) {
   Local local;
   SlowWorker worker(milliseconds(500));
-  Backbone backbone(local, {worker.address()}, std::chrono::seconds(20), milliseconds(200));
+  Backbone backbone(local, {worker.address()}, {.deadline = milliseconds(200)});
   std::this_thread::sleep_for(milliseconds(500));  // an idle worker beats too
   Inputs inputs(3, local.dim, 1);
   EXPECT_EQ(backbone.sums(inputs, 1), local.sums(inputs, 1, backbone.shards()));
@@ -133,7 +135,7 @@ TEST(WorkerExperts, FailAStepWithoutOwnersAndGoOnWhenOneIsBack) {
   auto worker = std::make_unique<WorkerThread>(served(kServedModel, "4-7"));
   const std::string address = worker->address();
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
-  Backbone backbone(local, {address}, milliseconds(300));
+  Backbone backbone(local, {address}, {.patience = milliseconds(300)});
   expect_right_sums(local, backbone, 1);
   worker.reset();
   backbone.await(0, false);
@@ -157,7 +159,7 @@ TEST(WorkerExperts, FailAStepWhoseRequestEndsEveryWorker) {
   Local local;
   WorkerThread worker(served(kServedModel, "auto"));
   FaultyWorker faulty(worker.address());
-  Backbone backbone(local, {faulty.address()}, std::chrono::minutes(5));
+  Backbone backbone(local, {faulty.address()}, {.patience = std::chrono::minutes(5)});
   expect_right_sums(local, backbone, 1);
   faulty.set(Fault::kCloses);
   Inputs inputs(kMostTokens, local.dim, 1);
@@ -190,7 +192,7 @@ TEST(WorkerExperts, DoNotUseAWorkerThatHasChanged) {
   Local local;
   auto worker = std::make_unique<WorkerThread>(served(kServedModel, "auto"));
   const std::string address = worker->address();
-  Backbone backbone(local, {address}, milliseconds(1500));
+  Backbone backbone(local, {address}, {.patience = milliseconds(1500)});
   worker.reset();
   worker = std::make_unique<WorkerThread>(
       served(kServedModel, "0-6"), on_port(std::stoi(address.substr(address.rfind(':') + 1))));

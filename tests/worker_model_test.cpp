@@ -8,10 +8,13 @@
 #include "tests/golden_file.h"
 #include "tests/temp_directory.h"
 #include "tests/whole_models.h"
+#include "tests/worker_backbones.h"
 #include "tests/worker_models.h"
 
 namespace tandem::test {
 namespace {
+
+using std::chrono::milliseconds;
 
 std::vector<float> golden_logits(const GoldenFile& golden, const ModelOptions& options) {
   LoadedModel loaded(options);
@@ -68,15 +71,50 @@ TEST_P(WorkerModel, HasTheGoldenLogits) {
   }
 }
 
+// Prompts are cut into micro-batches. With one form of attention no bit changes.
+TEST_P(WorkerModel, HasTheSameBitsInMicroBatches) {
+  const std::string directory = kGolden + GetParam();
+  const GoldenFile golden(directory + "/golden.safetensors");
+  const int n_experts = ModelConfig::from_directory(directory).router.n_experts;
+  if (n_experts == 0) GTEST_SKIP() << "there are no routed experts";
+  ModelOptions options = {.directory = directory,
+                          .context = 256,
+                          .max_logits = 64,
+                          .attention = AttentionForm::kAbsorbed};
+  const std::vector<float> alone = golden_logits(golden, options);
+  const std::string first = fmt::format("0-{}", n_experts / 2 - 1),
+                    last = fmt::format("{}-{}", n_experts / 2, n_experts - 1);
+  for (const auto& division : std::vector<std::vector<std::string>>{
+           {"auto"}, {"auto", "auto"}, {first, last}, {last, first, first, last}, {first}}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
+    const Workers workers(served(directory, ""), division);
+    ModelOptions with = options;
+    with.workers.addresses = workers.addresses;
+    with.micro_batches = 1;
+    const std::vector<float> whole = golden_logits(golden, with);
+    if (division[0] == "auto") {
+      EXPECT_EQ(whole, alone);
+    }
+    for (const int n : {2, 4, 0}) {
+      with.micro_batches = n;
+      EXPECT_EQ(golden_logits(golden, with), whole) << n;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, WorkerModel, testing::ValuesIn(golden_families(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
 
 // Owners come and go while answers are computed. The shards stay, and so does every bit.
-TEST(WorkerModels, GiveTheSameLogitsWhoeverAnswers) {
+void expect_same_logits_whoever_answers(int micro_batches) {
   const std::string directory = kGolden + "v3_fp8";
   const std::vector<std::string> experts = {"0-4", "0-4", "5-7", "5-7"};
   Workers workers(served(directory, ""), experts);
-  ModelOptions options = {.directory = directory, .context = 256, .max_logits = 64};
+  ModelOptions options = {.directory = directory,
+                          .context = 256,
+                          .max_logits = 64,
+                          .attention = AttentionForm::kAbsorbed,
+                          .micro_batches = micro_batches};
   options.workers.addresses = workers.addresses;
   LoadedModel loaded(options);
   std::vector<int32_t> tokens(40);
@@ -96,6 +134,44 @@ TEST(WorkerModels, GiveTheSameLogitsWhoeverAnswers) {
     for (int i = 0; i < 2000 && !is_up(worker); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     ASSERT_TRUE(is_up(worker));
+  }
+}
+
+TEST(WorkerModels, GiveTheSameLogitsWhoeverAnswers) { expect_same_logits_whoever_answers(1); }
+
+TEST(WorkerModels, GiveTheSameLogitsInMicroBatchesToo) { expect_same_logits_whoever_answers(2); }
+
+// Decode steps of several sequences, and prompts beside them.
+TEST(WorkerModels, AnswerTheSameInMicroBatches) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  options.attention = AttentionForm::kAbsorbed;
+  const std::vector<std::vector<int32_t>> want = answers(options, 6);
+  const Workers workers(served(kTinyR1, ""), {"auto", "auto"});
+  options.workers.addresses = workers.addresses;
+  for (const int n : {2, 3, 4, 0}) {
+    options.micro_batches = n;
+    EXPECT_EQ(answers(options, 6), want) << n;
+  }
+}
+
+// Steps that wait for their workers are tried in micro-batches.
+TEST(WorkerModels, DividesStepsAsMeasured) {
+  constexpr int kSteps = 20;
+  SlowWorker worker(milliseconds(1));
+  ModelOptions options = {.directory = kServedModel, .context = 64, .max_logits = 64};
+  options.workers.addresses = {worker.address()};
+  const std::vector<int32_t> tokens(40, 5);
+  for (const int n : {1, 2, 0}) {
+    options.micro_batches = n;
+    LoadedModel loaded(options);
+    for (int i = 0; i < kSteps; ++i)
+      score(loaded.model(), loaded.cache(), tokens, 39, [](int64_t, std::span<const float>) {});
+    const int64_t n_requests = loaded.model().workers()[0].n_requests;
+    if (n > 0) {
+      EXPECT_EQ(n_requests, n * 2 * kSteps) << "of two layers";
+    } else {
+      EXPECT_GT(n_requests, 2 * kSteps) << "some steps are tried in micro-batches";
+    }
   }
 }
 

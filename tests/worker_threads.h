@@ -52,6 +52,7 @@ class FaultyWorker {
     kNone,
     kSilent,       // passes nothing on, and keeps the connection
     kCloses,       // closes at the next request
+    kClosesLater,  // closes at the second request from then on
     kLosesAnswer,  // closes instead of passing an answer on
     kOtherNumber,  // answers under the number of another request
     kOtherLength,  // answers with a row less
@@ -132,7 +133,9 @@ class FaultyWorker {
     const bool is_answer = header.kind == MessageKind::kAnswer;
     const Fault fault = fault_;
     n_faults_ += is_answer && fault != Fault::kNone;
-    if (header.kind == MessageKind::kRequest && fault == Fault::kCloses) {
+    const bool is_request = header.kind == MessageKind::kRequest;
+    if (is_request && (fault == Fault::kCloses ||
+                       (fault == Fault::kClosesLater && ++n_before_closing_ % 2 == 0))) {
       ++n_faults_;
       throw ConnectionError("as the test wants");
     }
@@ -151,6 +154,7 @@ class FaultyWorker {
   const std::unique_ptr<MessageWaiter> waiter_ = transport_->waiter();
   std::atomic<Fault> fault_{Fault::kNone};
   std::atomic<int> n_requests_{0}, n_faults_{0};
+  int n_before_closing_ = 0;
   std::atomic<bool> stops_{false};
   std::thread thread_;
 };

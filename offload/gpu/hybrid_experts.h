@@ -69,6 +69,10 @@ class HybridExperts final : public ExpertPool {
   // StepFailed of `on_cpu` the step's other sums are zeros, and end_step() throws it.
   void add_to(Ticket ticket, TensorView y) override;
   std::vector<WorkerStatus> workers() const override { return parts_.on_cpu.workers(); }
+  // The experts of micro-batches are computed one after another.
+  void begin_step(std::span<const Batch> replicas, int) override {
+    parts_.on_cpu.begin_step(replicas, 1);
+  }
   int micro_batches(std::span<const Batch> replicas, bool is_decode) const override;
   void follow(LayerRange layers, const MicroBatches& step) override;
   void end_step(LayerRange layers, const MicroBatches& step) override;

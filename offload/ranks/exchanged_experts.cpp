@@ -36,10 +36,6 @@ class RandomTokens {
   ExpertBatch batch_;
 };
 
-int n_lanes(int micro_batches) {
-  return micro_batches == ExpertPool::kMeasured ? kMaxMicroBatches : micro_batches;
-}
-
 // That a rank sends in micro-batch `number`.
 int most_tokens_of_rank(BackboneGrid grid, int number, int max_tokens) {
   return grid.most_tokens(most_tokens_of(number, max_tokens)) / grid.n_ranks();
@@ -49,7 +45,7 @@ int most_tokens_of_rank(BackboneGrid grid, int number, int max_tokens) {
 
 ExchangedExperts::ExchangedExperts(const ExchangedParts& parts)
     : p_(parts), n_tokens_(parts.grid.n_ranks()) {
-  for (int i = 0; i < n_lanes(p_.micro_batches); ++i) add_lane(i);
+  for (int i = 0; i < n_tickets(p_.micro_batches); ++i) add_lane(i);
 }
 
 int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid, int max_tokens,
@@ -65,7 +61,7 @@ int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid
     return most;
   };
   int64_t sum = 0;
-  for (int i = 0; i < n_lanes(micro_batches); ++i) {
+  for (int i = 0; i < n_tickets(micro_batches); ++i) {
     const int most = most_tokens_of_rank(grid, i, max_tokens);
     sum += ExchangeLane::bytes_for({n_ranks, most, kDecodeTokens, config.dim}, micro_batches != 1) +
            of_way(most) + (most > kDecodeTokens ? of_way(kDecodeTokens) : 0);

@@ -1,6 +1,7 @@
 #include "offload/workers/expert_server.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "transport/handshake.h"
@@ -24,11 +25,11 @@ class ExpertServer::Peer final : public MessageSink {
 
   // Returns false if the connection has ended.
   bool progress() {
-    if (is_lost_) return stage_ == Stage::kComputed;
+    if (is_lost_) return is_used_;
     try {
       connection_->progress(*this);
-      if (stage_ == Stage::kAnswering && connection_->is_sent()) {
-        stage_ = Stage::kServing;
+      if (n_answered_ > 0 && connection_->is_sent()) {
+        n_answered_ = 0;
         connection_->set_reading(true);
         connection_->progress(*this);  // what has come meanwhile
       }
@@ -37,17 +38,18 @@ class ExpertServer::Peer final : public MessageSink {
     } catch (const Error&) {
       is_lost_ = true;
     }
-    if (is_lost_) return stage_ == Stage::kComputed;  // its memory is in use
+    if (is_lost_) return is_used_;  // its memory is in use
     return is_served() || Clock::now() - since_ < kHandshakePatience;
   }
 
   bool is_served() const { return stage_ >= Stage::kServing; }
   int slot() const { return slot_; }  // its number in the batcher; -1: it is not served yet
-  void say_goodbye() { send(MessageKind::kGoodbye, {}); }
+  void say_goodbye() {
+    if (!is_lost_) send(MessageKind::kGoodbye, 0, {});
+  }
   // Null where nothing is to be received or sent.
   MessageConnection* awaited_connection() {
-    const bool is_waiting = stage_ == Stage::kQueued && connection_->is_sent();
-    return is_waiting ? nullptr : connection_.get();
+    return is_full() && connection_->is_sent() ? nullptr : connection_.get();
   }
   Clock::time_point next_beat() const {
     return is_served() && connection_->is_sent()
@@ -55,25 +57,32 @@ class ExpertServer::Peer final : public MessageSink {
                : Clock::time_point::max();
   }
 
-  // What a peer with a request asks for, and where its answer is written. Both stay in memory from
-  // use() until answer().
-  void use() { stage_ = Stage::kComputed; }
-  const ExpertRequest& request() const { return request_; }
+  // What the first request of a peer asks for, and where its answer is written. Both stay in memory
+  // from use() until answer().
+  void use() { is_used_ = true; }
+  const ExpertRequest& request() const { return first().request; }
   TensorView answer_rows() const {
     const int64_t dim = server_.shape_.dim;
-    return {answer_.data(), request_.head.n_rows, dim, dim};
+    return {first().answer.data(), request().head.n_rows, dim, dim};
   }
   // The answer is written. The connection may be lost, which progress() then finds.
   void answer() {
-    stage_ = Stage::kAnswering;
-    if (is_lost_) return;
+    is_used_ = false;
     const TensorView rows = answer_rows();
+    const uint64_t number = first().number;
+    first_ = (first_ + 1) % kMostRequests;
+    --n_queued_;
+    ++n_answered_;
+    if (is_lost_) return;
     try {
-      send(MessageKind::kAnswer,
-           answer_.span().first(static_cast<size_t>(rows.rows * rows.row_bytes())));
+      send(MessageKind::kAnswer, number,
+           {static_cast<const std::byte*>(rows.data),
+            static_cast<size_t>(rows.rows * rows.row_bytes())});
     } catch (const Error&) {
       is_lost_ = true;
+      return;
     }
+    if (n_queued_ > 0) enqueue(false);
   }
 
  private:
@@ -81,12 +90,25 @@ class ExpertServer::Peer final : public MessageSink {
   enum class Stage : uint8_t {
     kHandshake,
     kSetup,
-    kRefused,    // it is told, and the connection ends
-    kServing,    // it may send a request
-    kQueued,     // its request waits
-    kComputed,   // its request is computed
-    kAnswering,  // its answer leaves
+    kRefused,  // it is told, and the connection ends
+    kServing,  // it may send requests
   };
+  // While one is computed, rows of the next one come and sums of the one before leave. What a
+  // backbone sends beyond that stays in the network.
+  static constexpr int kMostRequests = 2;
+  struct Held {
+    Buffer body, answer;
+    ExpertRequest request{};
+    uint64_t number = 0;
+  };
+  const Held& first() const { return held_[first_]; }
+  Held& next() { return held_[(first_ + n_queued_) % kMostRequests]; }
+  bool is_full() const { return n_queued_ + n_answered_ == kMostRequests; }
+  // The first request of the peer waits to be computed.
+  void enqueue(bool is_exact) {
+    const RequestHead& head = request().head;
+    server_.batcher_->arrived(slot_, head.layer, head.n_rows, Clock::now(), is_exact);
+  }
 
   std::span<std::byte> place(const MessageHeader& header) override {
     switch (stage_) {
@@ -98,8 +120,8 @@ class ExpertServer::Peer final : public MessageSink {
         return std::as_writable_bytes(std::span(&setup_, 1));
       case Stage::kServing:
         if (header.kind == MessageKind::kRequest &&
-            header.n_bytes <= static_cast<uint64_t>(body_.bytes()))
-          return body_.span().first(header.n_bytes);
+            header.n_bytes <= static_cast<uint64_t>(next().body.bytes()))
+          return next().body.span().first(header.n_bytes);
         [[fallthrough]];
       default:
         throw ProtocolError("an unexpected message");
@@ -128,8 +150,10 @@ class ExpertServer::Peer final : public MessageSink {
 
   void take_setup() {
     setup_ = worker_setup_from(std::as_bytes(std::span(&setup_, 1)), server_.shape_.max_rows);
-    body_ = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
-    answer_ = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
+    for (Held& held : held_) {
+      held.body = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
+      held.answer = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
+    }
     stage_ = Stage::kServing;
     slot_ = static_cast<int>(std::find(server_.slots_.begin(), server_.slots_.end(), nullptr) -
                              server_.slots_.begin());
@@ -137,29 +161,29 @@ class ExpertServer::Peer final : public MessageSink {
     server_.batcher_->joined(slot_);
     const std::chrono::milliseconds half(std::max(1u, setup_.beat_ms / 2));
     server_.pause_ = std::min(server_.pause_.load(), half);
-    send(MessageKind::kReady, {});
+    send(MessageKind::kReady, 0, {});
     server_.options_.note("a backbone has connected");
   }
 
   void take_request(const MessageHeader& header) {
-    request_ = request_from(body_.span().first(header.n_bytes), server_.shape_,
-                            server_.has_experts_, server_.served_->welcome.experts);
-    if (request_.head.n_rows > static_cast<int32_t>(setup_.max_rows) ||
-        (request_.head.type == RowType::kBf16 && !server_.served_->welcome.takes_bf16))
+    Held& held = next();
+    held.request = request_from(held.body.span().first(header.n_bytes), server_.shape_,
+                                server_.has_experts_, server_.served_->welcome.experts);
+    const RequestHead& head = held.request.head;
+    if (head.n_rows > static_cast<int32_t>(setup_.max_rows) ||
+        (head.type == RowType::kBf16 && !server_.served_->welcome.takes_bf16))
       throw ProtocolError("a request that the setup did not announce");
-    number_ = header.number;
-    stage_ = Stage::kQueued;
-    connection_->set_reading(false);
-    server_.batcher_->arrived(slot_, request_.head.layer, request_.head.n_rows, Clock::now(),
-                              !server_.was_busy_);
+    held.number = header.number;
+    if (n_queued_++ == 0) enqueue(!server_.was_busy_);
+    connection_->set_reading(!is_full());
   }
 
   void beat() {
-    if (Clock::now() >= next_beat()) send(MessageKind::kBeat, {});
+    if (Clock::now() >= next_beat()) send(MessageKind::kBeat, 0, {});
   }
 
-  void send(MessageKind kind, MessageBytes body) {
-    connection_->send(kind, kind == MessageKind::kAnswer ? number_ : 0, std::span(&body, 1));
+  void send(MessageKind kind, uint64_t number, MessageBytes body) {
+    connection_->send(kind, number, std::span(&body, 1));
     last_sent_ = Clock::now();
   }
 
@@ -172,9 +196,11 @@ class ExpertServer::Peer final : public MessageSink {
   ServerHandshake handshake_;
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
-  Buffer body_, answer_;
-  ExpertRequest request_{};
-  uint64_t number_ = 0;
+  std::array<Held, kMostRequests> held_;
+  int first_ = 0;         // of held_, with the first queued request
+  int n_queued_ = 0;      // requests that wait or are computed, from first_ on
+  int n_answered_ = 0;    // those before first_ whose answers may not have left
+  bool is_used_ = false;  // the first request is computed
 };
 
 ExpertServer::ExpertServer(Transport& transport, Options options)

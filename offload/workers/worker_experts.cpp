@@ -1,14 +1,18 @@
 #include "offload/workers/worker_experts.h"
 
 #include <algorithm>
-#include <array>
+
+#include "model/micro_batches.h"
 
 namespace tandem {
 namespace {
 
-constexpr std::array<std::byte, 64> kZeros{};
+using State = ShardPart::State;
+
 // Workers that a request is lost with before its step fails: it may be the request that ends them.
 constexpr int kMostLost = 6;
+// Answers that the buffers of the sockets may not hold.
+constexpr int64_t kMuchBytes = 1 << 18;
 
 std::vector<std::vector<bool>> owned_by(const std::vector<WorkerWelcome>& welcomes) {
   std::vector<std::vector<bool>> owned;
@@ -34,33 +38,26 @@ WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
              .max_rows = parts.max_tokens},
       row_type_(row_type(parts.welcomes)),
       waiter_(parts.transport.waiter()),
-      shard_of_(parts.config.router.n_experts),
-      parts_(shards_.size()),
-      local_ids_(int64_t{parts.max_tokens} * shape_.n_active),
-      taken_(links.size()),
-      n_rows_sent_(links.size()),
-      links_(std::move(links)) {
-  const int64_t n_pairs = int64_t{p_.max_tokens} * shape_.n_active;
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    for (const int expert : shards_[s].experts) shard_of_[expert] = static_cast<int>(s);
-    parts_[s].shard = &shards_[s];
-    if (shards_[s].owners.empty()) {
-      local_shard_ = static_cast<int>(s);
-      continue;
-    }
-    parts_[s].rows.reserve(p_.max_tokens);
-    parts_[s].ids.resize(n_pairs);
-    parts_[s].weights.resize(n_pairs);
-    parts_[s].body.reserve(p_.max_tokens + 4);
-  }
-  if (row_type_ == RowType::kBf16)
-    encoded_ = Buffer(int64_t{p_.max_tokens} * shape_.dim * bytes_of(row_type_));
-  const int64_t n_remote = std::ssize(shards_) - (local_shard_ >= 0 ? 1 : 0);
-  sums_ = Buffer(int64_t{p_.max_tokens} * std::min<int64_t>(n_remote, shape_.n_active) *
-                 shape_.dim * int64_t{sizeof(float)});
+      uses_(links.size()),
+      links_(std::move(links)),
+      carry_([this] { carry(); }) {
+  for (size_t s = 0; s < shards_.size(); ++s)
+    if (shards_[s].owners.empty()) local_shard_ = static_cast<int>(s);
+  const int n_remote = static_cast<int>(shards_.size()) - (local_shard_ >= 0 ? 1 : 0);
+  most_answers_ = std::min(n_remote, shape_.n_active);
+  for (int i = 0; i < n_tickets(p_.micro_batches); ++i)
+    works_.push_back({ShardedBatch(shards_, shape_, most_tokens_of(i, p_.max_tokens))});
+  const int64_t n_values = int64_t{p_.max_tokens} * shape_.dim;
+  if (row_type_ == RowType::kBf16) encoded_ = Buffer(n_values * bytes_of(row_type_));
+  sums_ = Buffer(n_values * most_answers_ * int64_t{sizeof(float)});
   waited_.reserve(links_.size());
   for (size_t w = 0; w < links_.size(); ++w)
     links_[w]->keep(p_.welcomes[w], p_.max_tokens, *waiter_);
+}
+
+WorkerExperts::~WorkerExperts() {
+  take_links();
+  end_tickets();
 }
 
 bool WorkerExperts::await_workers() {
@@ -76,190 +73,220 @@ bool WorkerExperts::await_workers() {
   return true;
 }
 
+// A step before this one that has failed elsewhere may have left tickets.
+void WorkerExperts::begin_step(std::span<const Batch>, int n_micro_batches) {
+  check(n_micro_batches <= std::ssize(works_), "micro-batches that have a ticket");
+  take_links();
+  end_tickets();
+  n_micro_batches_ = n_micro_batches;
+  seconds_waited_ = 0;
+}
+
 Ticket WorkerExperts::start(const ExpertBatch& batch) {
-  check(!is_submitted_, "experts of workers have one ticket");
-  check(batch.x.dtype == DType::kF32 && batch.x.rows <= p_.max_tokens, "float rows of a step");
-  batch_ = batch;
-  is_submitted_ = true;
-  std::fill(n_rows_sent_.begin(), n_rows_sent_.end(), 0);
-  const bool has_local = divide(batch);
+  Work& work = works_[batch.micro_batch];
+  check(!work.is_submitted, "one batch of each micro-batch");
+  check(batch.x.dtype == DType::kF32 && batch.first_row + batch.x.rows <= p_.max_tokens,
+        "float rows of a step");
+  take_links();
+  work.rows.divide(batch);
+  work.is_submitted = true;
   encode(batch);
-  send_waiting();
-  exchange_until([&] {  // what has no owner now waits until add_to()
-    for (size_t w = 0; w < taken_.size(); ++w)
-      if (taken_[w] && !links_[w]->is_sent()) return false;
-    return true;
-  });
-  if (has_local) {
-    ExpertBatch local = batch;
-    local.routing.ids = {local_ids_.data(), batch.x.rows, shape_.n_active, shape_.n_active,
-                         DType::kI32};
-    p_.local.submit(local);
-    computes_local_ = true;
-  }
+  exchange();
+  leave_links();
   return batch.micro_batch;
 }
 
-void WorkerExperts::add_to(Ticket, TensorView y) {
-  exchange_until([&] {
-    return std::all_of(parts_.begin(), parts_.end(), [](const Part& part) {
-      return part.state == Part::State::kUnused || part.state == Part::State::kAnswered;
-    });
-  });
-  for (size_t s = 0; s < parts_.size(); ++s) {
-    if (static_cast<int>(s) == local_shard_ && computes_local_) p_.local.add_to(0, y);
-    const Part& part = parts_[s];
-    const auto* const sums =
-        reinterpret_cast<const float*>(sums_.data()) + part.first_sum * shape_.dim;
+void WorkerExperts::add_to(Ticket ticket, TensorView y) {
+  Work& work = works_[ticket];
+  if (work.rows.has_local()) compute_local(work);
+  take_links();
+  await(work);
+  add(work, y);
+  work.is_submitted = false;
+  leave_links();
+}
+
+// While workers compute. What they have answered and what was lost meanwhile is seen before.
+void WorkerExperts::compute_local(Work& work) {
+  take_links();
+  exchange();
+  leave_links();
+  p_.local.submit(work.rows.local());
+  has_local_sums_ = true;
+}
+
+void WorkerExperts::add(const Work& work, TensorView y) {
+  const auto* const all = reinterpret_cast<const float*>(sums_of(work.rows.batch()).data);
+  const std::vector<ShardPart>& parts = work.rows.parts();
+  for (size_t s = 0; s < parts.size(); ++s) {
+    if (static_cast<int>(s) == local_shard_ && has_local_sums_) {
+      p_.local.add_to(0, y);
+      has_local_sums_ = false;
+    }
+    const ShardPart& part = parts[s];
+    const float* const sums = all + part.first_sum * shape_.dim;
     p_.team.run(std::ssize(part.rows), [&](int64_t i, int) {
       float* const to = y.row<float>(part.rows[i]);
       const float* const from = sums + i * shape_.dim;
       for (int64_t c = 0; c < shape_.dim; ++c) to[c] += from[c];
     });
   }
-  computes_local_ = false;
-  end_ticket();
 }
 
-// Sorts the pairs of the batch by shard. Returns whether some are of this process.
-bool WorkerExperts::divide(const ExpertBatch& batch) {
-  const int n_active = shape_.n_active;
-  for (Part& part : parts_) {
-    part.rows.clear();
-    part.state = Part::State::kUnused;
-    part.n_lost = 0;
-  }
-  std::fill_n(local_ids_.begin(), batch.x.rows * n_active, -1);
-  bool has_local = false;
-  for (int32_t t = 0; t < batch.x.rows; ++t)
-    for (int k = 0; k < n_active; ++k) {
-      const int32_t id = batch.routing.ids.row<int32_t>(t)[k];
-      if (id < 0) continue;
-      if (shard_of_[id] == local_shard_) {
-        local_ids_[t * n_active + k] = id;
-        has_local = true;
-        continue;
-      }
-      Part& part = parts_[shard_of_[id]];
-      if (part.rows.empty() || part.rows.back() != t) {
-        part.rows.push_back(t);
-        const int64_t begin = (std::ssize(part.rows) - 1) * n_active;
-        std::fill_n(part.ids.begin() + begin, n_active, -1);
-        std::fill_n(part.weights.begin() + begin, n_active, 0.0f);
-      }
-      const int64_t at = (std::ssize(part.rows) - 1) * n_active + k;
-      part.ids[at] = id;
-      part.weights[at] = batch.routing.weights.row<float>(t)[k];
-    }
-  int64_t n_sums = 0;
-  for (Part& part : parts_) {
-    part.first_sum = n_sums;
-    n_sums += std::ssize(part.rows);
-    if (!part.rows.empty()) part.state = Part::State::kWaits;
-  }
-  return has_local;
+// The place of the answers for a batch.
+TensorView WorkerExperts::sums_of(const ExpertBatch& batch) const {
+  const int64_t row = int64_t{batch.first_row} * most_answers_;
+  return {sums_.data() + row * shape_.dim * int64_t{sizeof(float)}, batch.x.rows * most_answers_,
+          shape_.dim, shape_.dim};
 }
 
 void WorkerExperts::encode(const ExpertBatch& batch) {
   if (row_type_ != RowType::kBf16) return;
+  auto* const all = reinterpret_cast<cpu::bf16*>(encoded_.data());
   p_.team.run(batch.x.rows, [&](int64_t t, int) {
-    auto* const to = reinterpret_cast<cpu::bf16*>(encoded_.data()) + t * shape_.dim;
-    p_.kernels.encode_bf16({batch.x.row<float>(t), to, shape_.dim});
+    p_.kernels.encode_bf16(
+        {batch.x.row<float>(t), all + (batch.first_row + t) * shape_.dim, shape_.dim});
   });
 }
 
-const std::byte* WorkerExperts::row(const ExpertBatch& batch, int64_t token) const {
-  return row_type_ == RowType::kBf16
-             ? encoded_.data() + token * shape_.dim * bytes_of(RowType::kBf16)
-             : reinterpret_cast<const std::byte*>(batch.x.row<float>(token));
+// The calls below use the links on the thread that computes steps, from take_links() on.
+void WorkerExperts::take_links() {
+  if (!is_carrying_) return;
+  stops_carrying_ = true;
+  waiter_->wake();
+  courier_.wait();
+  is_carrying_ = false;
 }
 
-void WorkerExperts::send_waiting() {
-  for (Part& part : parts_)
-    while (part.state == Part::State::kWaits) {
-      const int worker = best_owner(part);
-      if (worker < 0) break;
-      if (part.n_lost >= kMostLost)
-        fail(fmt::format("a request for experts {} has ended {} times: {}",
-                         text_of_experts(part.shard->experts), part.n_lost, owners_of(part)));
-      send(part, worker);
+// The backbone computes next. A link without requests is free for its own thread.
+void WorkerExperts::leave_links() {
+  for (size_t w = 0; w < links_.size(); ++w)
+    if (uses_[w] == Use::kTaken && links_[w]->n_requests() == 0) {
+      links_[w]->release();
+      uses_[w] = Use::kNone;
     }
+  if (!carries_much()) return;
+  stops_carrying_ = false;
+  is_carrying_ = true;
+  courier_.start(carry_);
 }
 
-// The owner that has the fewest rows of this layer; of equal ones another one in each layer. -1:
-// all are down.
-int WorkerExperts::best_owner(const Part& part) {
+// Whether the sockets' buffers may not hold what travels until the next call.
+bool WorkerExperts::carries_much() const {
+  for (size_t w = 0; w < links_.size(); ++w)
+    if (uses_[w] == Use::kTaken && !links_[w]->is_sent()) return true;
+  int64_t bytes = 0;
+  for (const Work& work : works_)
+    for (const ShardPart& part : work.rows.parts())
+      if (work.is_submitted && part.state == State::kSent)
+        bytes += std::ssize(part.rows) * shape_.dim * int64_t{sizeof(float)};
+  return bytes > kMuchBytes;
+}
+
+// On the courier's thread. Lost workers are replaced by the next exchange().
+void WorkerExperts::carry() {
+  while (!stops_carrying_) {
+    for (size_t w = 0; w < links_.size(); ++w)
+      if (uses_[w] == Use::kTaken && !links_[w]->progress(*this)) uses_[w] = Use::kLost;
+    bool any = false;
+    for (size_t w = 0; w < links_.size(); ++w)
+      any = any || (uses_[w] == Use::kTaken && links_[w]->n_requests() > 0);
+    if (!any) return;
+    waiter_->wait(waited(), nullptr, longest_sleep());
+  }
+}
+
+// Sends and receives what it can without waiting.
+void WorkerExperts::exchange() {
+  for (size_t w = 0; w < links_.size(); ++w) {
+    if (uses_[w] == Use::kTaken && !links_[w]->progress(*this)) uses_[w] = Use::kLost;
+    if (uses_[w] == Use::kLost) lost(static_cast<int>(w));
+  }
+  send_waiting();
+}
+
+// Sends every part that has an owner which is up.
+void WorkerExperts::send_waiting() {
+  for (Work& work : works_) {
+    if (!work.is_submitted) continue;
+    for (ShardPart& part : work.rows.parts())
+      while (part.state == State::kWaits) {
+        const int worker = best_owner(work, part);
+        if (worker < 0) break;
+        if (part.n_lost >= kMostLost)
+          fail(fmt::format("a request for experts {} has ended {} times: {}",
+                           text_of_experts(part.shard->experts), part.n_lost, owners_of(part)));
+        send(work, part, worker);
+      }
+  }
+}
+
+// The owner that has the fewest rows under way; of equal ones another one in each layer, and in
+// each micro-batch. -1: all are down.
+int WorkerExperts::best_owner(const Work& work, const ShardPart& part) const {
+  const auto rows_of = [&](int worker) {
+    int64_t n = 0;
+    for (const Work& other : works_)
+      if (other.is_submitted) n += other.rows.rows_of(worker);
+    return n;
+  };
+  const ExpertBatch& batch = work.rows.batch();
   const std::vector<int>& owners = part.shard->owners;
   int best = -1;
   for (size_t i = 0; i < owners.size(); ++i) {
-    const int worker = owners[(i + batch_.layer) % owners.size()];
-    if (links_[worker]->is_up() && (best < 0 || n_rows_sent_[worker] < n_rows_sent_[best]))
-      best = worker;
+    const int worker = owners[(i + batch.layer + batch.micro_batch) % owners.size()];
+    if (links_[worker]->is_up() && (best < 0 || rows_of(worker) < rows_of(best))) best = worker;
   }
   return best;
 }
 
-bool WorkerExperts::send(Part& part, int worker) {
+void WorkerExperts::send(Work& work, ShardPart& part, int worker) {
   WorkerLink& link = *links_[worker];
-  if (!taken_[worker]) taken_[worker] = link.take();
-  if (!taken_[worker]) return false;
-  const int64_t n = std::ssize(part.rows), n_pairs = n * shape_.n_active;
-  part.head = {.layer = batch_.layer, .n_rows = static_cast<int32_t>(n), .type = row_type_};
-  part.body.clear();
-  part.body.push_back(std::as_bytes(std::span(&part.head, 1)));
-  part.body.push_back(std::as_bytes(std::span(part.ids).first(n_pairs)));
-  part.body.push_back(std::as_bytes(std::span(part.weights).first(n_pairs)));
-  const int64_t padding = shape_.rows_at(n) - static_cast<int64_t>(sizeof part.head) - n_pairs * 8;
-  part.body.push_back(std::span(kZeros).first(padding));
-  const int64_t row_bytes = shape_.dim * bytes_of(row_type_);
-  for (const int32_t t : part.rows) {
-    const std::byte* const from = row(batch_, t);
-    MessageBytes& last = part.body.back();
-    if (last.data() + last.size() == from && part.body.size() > 4)  // adjacent rows are one part
-      last = {last.data(), last.size() + row_bytes};
-    else
-      part.body.push_back({from, static_cast<size_t>(row_bytes)});
+  if (uses_[worker] == Use::kNone && link.take()) uses_[worker] = Use::kTaken;
+  if (uses_[worker] != Use::kTaken) return;
+  const ExpertBatch& batch = work.rows.batch();
+  if (row_type_ == RowType::kBf16) {
+    const int64_t row_bytes = shape_.dim * bytes_of(row_type_);
+    work.rows.write_request(part, row_type_, encoded_.data() + batch.first_row * row_bytes,
+                            row_bytes);
+  } else {
+    work.rows.write_request(part, row_type_, static_cast<const std::byte*>(batch.x.data),
+                            batch.x.row_bytes());
   }
-  part.state = Part::State::kSent;
+  part.state = State::kSent;
   part.worker = worker;
   part.number = ++last_number_;
   part.sent_at = Clock::now();
-  n_rows_sent_[worker] += n;
-  if (link.request(part.number, part.body)) return true;
-  lost(worker);
-  return false;
+  if (!link.request(part.number, part.body)) lost(worker);
 }
 
-// The parts that a worker was asked for wait for another one.
+// The parts that a worker was asked for, of every micro-batch, wait for another one.
 void WorkerExperts::lost(int worker) {
-  for (Part& part : parts_)
-    if (part.state == Part::State::kSent && part.worker == worker) {
-      part.state = Part::State::kWaits;
-      ++part.n_lost;
-    }
-  taken_[worker] = false;
+  for (Work& work : works_)
+    for (ShardPart& part : work.rows.parts())
+      if (work.is_submitted && part.state == State::kSent && part.worker == worker) {
+        part.state = State::kWaits;
+        ++part.n_lost;
+      }
+  uses_[worker] = Use::kNone;
   links_[worker]->release();
 }
 
-// Sends and receives until done() holds and every part that has an owner was sent.
-template <class Done>
-void WorkerExperts::exchange_until(const Done& done) {
+// Sends and receives until the ticket's parts are answered.
+void WorkerExperts::await(const Work& work) {
+  const auto begin = Clock::now();
   while (true) {
-    for (size_t w = 0; w < taken_.size(); ++w)
-      if (taken_[w] && !links_[w]->progress(*this)) lost(static_cast<int>(w));
-    send_waiting();
-    if (done()) return;
-    for (const Part& part : parts_)
-      if (part.state == Part::State::kWaits) require_patience(part);
-    waited_.clear();
-    for (size_t w = 0; w < taken_.size(); ++w)
-      if (taken_[w]) waited_.push_back(links_[w]->connection());
-    waiter_->wait(waited_, nullptr, longest_sleep());
+    exchange();
+    if (work.rows.is_done()) break;
+    for (const ShardPart& part : work.rows.parts())
+      if (part.state == State::kWaits) require_patience(part);
+    waiter_->wait(waited(), nullptr, longest_sleep());
   }
+  seconds_waited_ += seconds_since(begin);
 }
 
 // Throws StepFailed if the part has had no owner for longer than that.
-void WorkerExperts::require_patience(const Part& part) {
+void WorkerExperts::require_patience(const ShardPart& part) {
   Clock::time_point since = links_[part.shard->owners.front()]->down_since();
   for (const int worker : part.shard->owners) {
     if (links_[worker]->is_up()) return;
@@ -270,7 +297,7 @@ void WorkerExperts::require_patience(const Part& part) {
                    text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part)));
 }
 
-std::string WorkerExperts::owners_of(const Part& part) const {
+std::string WorkerExperts::owners_of(const ShardPart& part) const {
   std::string owners;
   for (const int worker : part.shard->owners)
     owners += fmt::format("{}{} ({})", owners.empty() ? "" : ", ", links_[worker]->address(),
@@ -278,15 +305,25 @@ std::string WorkerExperts::owners_of(const Part& part) const {
   return owners;
 }
 
-// Ends the ticket.
 void WorkerExperts::fail(const std::string& why) {
-  if (computes_local_) {
-    // Its ticket ends too, with sums that nothing uses.
-    p_.local.add_to(0, {sums_.data(), batch_.x.rows, shape_.dim, shape_.dim});
-    computes_local_ = false;
-  }
-  end_ticket();
+  end_tickets();
   throw StepFailed(why);
+}
+
+// Of all micro-batches. Late answers would have no place.
+void WorkerExperts::end_tickets() {
+  if (has_local_sums_) {
+    // Their ticket ends too, with sums that nothing uses.
+    p_.local.add_to(0, {sums_.data(), p_.max_tokens, shape_.dim, shape_.dim});
+    has_local_sums_ = false;
+  }
+  for (size_t w = 0; w < links_.size(); ++w) {
+    if (uses_[w] == Use::kNone) continue;
+    if (uses_[w] == Use::kTaken && links_[w]->n_requests() > 0) links_[w]->drop();
+    links_[w]->release();
+    uses_[w] = Use::kNone;
+  }
+  for (Work& work : works_) work.is_submitted = false;
 }
 
 // A worker's silence is noticed in time, and so is one that comes back.
@@ -297,36 +334,34 @@ std::chrono::nanoseconds WorkerExperts::longest_sleep() const {
   return longest;
 }
 
-void WorkerExperts::end_ticket() {
-  for (size_t w = 0; w < taken_.size(); ++w) {
-    if (!taken_[w]) continue;
-    // Late answers would have no place.
-    if (links_[w]->n_requests() > 0) links_[w]->drop();
-    links_[w]->release();
-    taken_[w] = false;
-  }
-  is_submitted_ = false;
+std::span<MessageConnection* const> WorkerExperts::waited() {
+  waited_.clear();
+  for (size_t w = 0; w < links_.size(); ++w)
+    if (uses_[w] == Use::kTaken) waited_.push_back(links_[w]->connection());
+  return waited_;
 }
 
-WorkerExperts::Part* WorkerExperts::part_of(uint64_t number) {
-  const auto found = std::find_if(parts_.begin(), parts_.end(), [&](const Part& part) {
-    return part.state == Part::State::kSent && part.number == number;
-  });
-  return found == parts_.end() ? nullptr : &*found;
+WorkerExperts::Request WorkerExperts::request_of(uint64_t number) {
+  for (Work& work : works_)
+    for (ShardPart& part : work.rows.parts())
+      if (work.is_submitted && part.state == State::kSent && part.number == number)
+        return {&work, &part};
+  return {};
 }
 
 std::span<std::byte> WorkerExperts::place_of_answer(uint64_t number, uint64_t n_bytes) {
-  const Part* const part = part_of(number);
+  const Request request = request_of(number);
   const int64_t row_bytes = shape_.dim * int64_t{sizeof(float)};
-  if (!part || n_bytes != part->rows.size() * static_cast<uint64_t>(row_bytes))
+  if (!request.part || n_bytes != request.part->rows.size() * static_cast<uint64_t>(row_bytes))
     throw ProtocolError(
         fmt::format("an answer of {} bytes to request {}, which was not made", n_bytes, number));
-  return {sums_.data() + part->first_sum * row_bytes, n_bytes};
+  auto* const sums = static_cast<std::byte*>(sums_of(request.work->rows.batch()).data);
+  return {sums + request.part->first_sum * row_bytes, n_bytes};
 }
 
 void WorkerExperts::answered(uint64_t number) {
-  Part& part = *part_of(number);
-  part.state = Part::State::kAnswered;
+  ShardPart& part = *request_of(number).part;
+  part.state = State::kAnswered;
   links_[part.worker]->add_round_trip(seconds_since(part.sent_at));
 }
 

@@ -3,12 +3,16 @@
 // that does not depend on who answered. A worker that is lost is replaced by another owner of its
 // experts within the step.
 #pragma once
+#include <atomic>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "core/background_thread.h"
 #include "core/memory.h"
 #include "offload/cpu_experts.h"
-#include "offload/workers/shards.h"
+#include "offload/workers/sharded_batch.h"
 #include "offload/workers/worker_link.h"
 
 namespace tandem {
@@ -23,77 +27,94 @@ struct WorkerExpertsParts {
   int max_tokens;  // of a step
   // How long a step waits for a worker where all owners of an expert are down.
   std::chrono::duration<double> patience{10};
+  int micro_batches = 1;  // of every step, or kMeasured
 };
 
+// Each micro-batch of a step has its requests under way while the backbone computes others. The
+// thread that computes the step also has the connections; where much is to be sent or received, a
+// thread of the pool has them while the backbone computes, and never both at a time.
 class WorkerExperts final : public ExpertPool, private AnswerSink {
  public:
   // The pool keeps the links [workers]. What `parts` refers to outlives the pool.
   WorkerExperts(const WorkerExpertsParts& parts, std::vector<std::unique_ptr<WorkerLink>> links);
+  ~WorkerExperts() override;
 
   // Waits until all workers are up, for at most `patience`, and returns whether they are.
   bool await_workers();
 
+  // Also for a micro-batch without rows for workers: it must not overtake those before it, whose
+  // keys it needs in the next layer.
+  bool waits(Ticket) override { return n_micro_batches_ > 1; }
   void add_to(Ticket ticket, TensorView y) override;
+  void begin_step(std::span<const Batch> replicas, int n_micro_batches) override;
+  int micro_batches(std::span<const Batch>, bool) const override { return p_.micro_batches; }
+  std::optional<double> seconds_waited() const override { return seconds_waited_; }
   std::vector<WorkerStatus> workers() const override;
   const std::vector<Shard>& shards() const { return shards_; }
 
  private:
-  // The rows of a batch that use a shard, and the request that asks for their sums.
-  struct Part {
-    enum class State : uint8_t { kUnused, kWaits, kSent, kAnswered };
-    const Shard* shard;
-    State state = State::kUnused;
-    std::vector<int32_t> rows;   // of the batch, ascending
-    std::vector<int32_t> ids;    // [rows, n_active], -1 for experts of other shards
-    std::vector<float> weights;  // [rows, n_active]
-    int64_t first_sum = 0;       // row of sums_ with the first answer
-    int worker = -1;             // that has the request
-    int n_lost = 0;              // workers that were lost with it
-    uint64_t number = 0;         // of the request
-    Clock::time_point sent_at{};
-    RequestHead head;
-    std::vector<MessageBytes> body;
+  // A ticket.
+  struct Work {
+    ShardedBatch rows;
+    bool is_submitted = false;
   };
 
   Ticket start(const ExpertBatch& batch) override;
   std::span<std::byte> place_of_answer(uint64_t number, uint64_t n_bytes) override;
   void answered(uint64_t number) override;
 
-  bool divide(const ExpertBatch& batch);
   void encode(const ExpertBatch& batch);
-  const std::byte* row(const ExpertBatch& batch, int64_t token) const;
+  void compute_local(Work& work);
+  void add(const Work& work, TensorView y);
+  TensorView sums_of(const ExpertBatch& batch) const;
+  void take_links();
+  void leave_links();
+  void carry();
+  bool carries_much() const;
+  void exchange();
   void send_waiting();
-  int best_owner(const Part& part);
-  bool send(Part& part, int worker);
-  template <class Done>
-  void exchange_until(const Done& done);
+  int best_owner(const Work& work, const ShardPart& part) const;
+  void send(Work& work, ShardPart& part, int worker);
+  void await(const Work& work);
   void lost(int worker);
-  void require_patience(const Part& part);
-  std::string owners_of(const Part& part) const;
+  void require_patience(const ShardPart& part);
+  std::string owners_of(const ShardPart& part) const;
   [[noreturn]] void fail(const std::string& why);
   std::chrono::nanoseconds longest_sleep() const;
-  void end_ticket();
-  Part* part_of(uint64_t number);
+  std::span<MessageConnection* const> waited();
+  void end_tickets();
+
+  struct Request {
+    Work* work = nullptr;
+    ShardPart* part = nullptr;
+  };
+  Request request_of(uint64_t number);
+
+  // How the step uses a link. kLost: the connection was found lost, which lost() has not seen yet.
+  enum class Use : uint8_t { kNone, kTaken, kLost };
 
   const WorkerExpertsParts p_;
   const std::vector<Shard> shards_;
   const RequestShape shape_;
   const RowType row_type_;
   const std::unique_ptr<MessageWaiter> waiter_;
-  std::vector<int> shard_of_;         // [n_experts]
-  std::vector<Part> parts_;           // [shards]; unused for the shard of this process
-  std::vector<int32_t> local_ids_;    // [tokens, n_active]
-  int local_shard_ = -1;              // -1: workers have all experts
-  bool computes_local_ = false;       // this process has a part of the ticket under way
-  Buffer encoded_;                    // [tokens, dim] BF16 rows of the batch
-  Buffer sums_;                       // kF32 [answered rows, dim]
-  std::vector<bool> taken_;           // [workers] whose link the ticket uses
-  std::vector<int64_t> n_rows_sent_;  // [workers] in this ticket
+  int local_shard_ = -1;         // -1: workers have all experts
+  int most_answers_ = 0;         // workers' shards that a row uses at most
+  std::vector<Work> works_;      // by micro-batch
+  bool has_local_sums_ = false;  // p_.local has those of the ticket that is added
+  Buffer encoded_;               // [tokens of a step, dim] BF16 rows
+  Buffer sums_;                  // kF32 [tokens of a step, most_answers_, dim]
+  std::vector<Use> uses_;        // [workers]
   std::vector<MessageConnection*> waited_;
-  ExpertBatch batch_;
-  bool is_submitted_ = false;
+  int n_micro_batches_ = 1;  // of the step
+  double seconds_waited_ = 0;
   uint64_t last_number_ = 0;
-  std::vector<std::unique_ptr<WorkerLink>> links_;  // the last member: their threads use waiter_
+  std::vector<std::unique_ptr<WorkerLink>> links_;  // their threads use waiter_
+
+  const std::function<void()> carry_;
+  std::atomic<bool> stops_carrying_{false};
+  bool is_carrying_ = false;
+  BackgroundThread courier_{BackgroundThread::Wakes::kAtOnce};  // the last member: uses all others
 };
 
 }  // namespace tandem

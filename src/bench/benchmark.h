@@ -62,6 +62,7 @@ struct BenchOptions {
   std::string timeline = {};        // overlap: file; empty: none
   std::string model = {};           // overlap: model directory; empty: the embedded model
   std::chrono::duration<double> simulated_delay{0};  // overlap: rows travel so much longer
+  WorkerOptions workers = {};                        // overlap: instead of ranks
   const BenchRanks* ranks = nullptr;                 // null: one process alone
   MeasuringProgress progress = {};
   std::function<void(const std::string& line)> warn = [](const std::string&) {};

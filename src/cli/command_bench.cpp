@@ -137,6 +137,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
           "a whole prompt, and in two micro-batches");
       add_dispatch(sub, o.dispatch);
       add_simulated_delay(sub, o.simulated_delay);
+      add_workers(sub, o.workers);
       return;
     case BenchFlag::kCurves:
       sub.add_option("--curves", o.curves,

@@ -115,9 +115,8 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
   add_choice(
       command, "--micro-batches", model.micro_batches,
       {{"auto", 0}, {"1", 1}, {"2", 2}, {"3", 3}, {"4", 4}},
-      "parts of a step of ranks with replicas, of which one computes while the rows of others "
-      "travel; "
-      "auto: what is measured to be faster");
+      "parts of a step of ranks with replicas, or with workers, of which one computes while the "
+      "rows of others travel; auto: what is measured to be faster");
   command
       .add_flag_callback("--enable-microbatch",
                          [&model] { model.micro_batches = 0; })  // LMDeploy's

@@ -367,11 +367,11 @@ bool StepRunner::is_decode(std::span<const Batch> replicas) const {
   return all_of(replicas, [&](const Batch& b) { return is_decode(b); });
 }
 
-// On rank 0, or where ranks make the same calls without a channel: those cannot decide by what only
-// one of them has measured.
+// On rank 0, or where ranks make the same calls without a channel: several of those cannot decide
+// by what only one of them has measured.
 int StepRunner::micro_batches_of(std::span<const Batch> replicas) {
   const int n = parts_.experts.micro_batches(replicas, is_decode(replicas));
-  is_measured_ = n == ExpertPool::kMeasured && channel_;
+  is_measured_ = n == ExpertPool::kMeasured && (channel_ || grid_.n_ranks() == 1);
   if (n != ExpertPool::kMeasured) return n;
   return is_measured_ ? policy_.choose(measured_step(replicas)) : 1;
 }

@@ -1,6 +1,6 @@
 // Runs the forward pass of a step: directly, or recorded and replayed by the device; as one pass,
-// or as micro-batches that alternate while experts are computed on another device, or rows travel
-// to other ranks.
+// or as micro-batches that alternate while experts are computed on another device or by workers, or
+// rows travel to other ranks.
 #pragma once
 #include <memory>
 
@@ -144,7 +144,7 @@ class StepRunner {
   const int rank_;
   Pipeline pipeline_;
   MicroBatchDivider divider_;
-  MicroBatchPolicy policy_;               // used where steps are announced
+  MicroBatchPolicy policy_;               // used where this rank decides
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet
   bool others_know_vocabulary_ = false;
   bool counts_experts_ = false;

@@ -222,13 +222,14 @@ void require_routing_of_one_replica(const ModelOptions& options, const Decision&
           "stage has its own layers only: record with one of each");
 }
 
-// Ranks that exchange rows divide steps as the user says. A GPU and its CPU do as placed.
+// Ranks that exchange rows, and a backbone with workers, divide steps as the user says. A GPU and
+// its CPU do as placed.
 void require_exchanged_rows(const ModelOptions& options, bool divides, bool delays) {
   require(
       options.micro_batches == 0 || divides,
-      "--micro-batches {}: only ranks with replicas (--dp), and CPUs with gather, all-to-all or "
-      "low-latency as --ep-dispatch, exchange rows, and GPUs only if they have all experts: "
-      "leave it out",
+      "--micro-batches {}: rows travel only to workers (--workers), between ranks with replicas "
+      "(--dp), and between CPUs with gather, all-to-all or low-latency as --ep-dispatch, on GPUs "
+      "only if they have all experts: leave it out",
       options.micro_batches);
   require(options.simulated_delay.count() == 0 || delays,
           "--simulate-delay {:g}: no rows travel between CPUs of several ranks: leave it out",
@@ -313,7 +314,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           "auto, gather, all-to-all or low-latency",
           decision.parts.grid.n_replicas);
   const bool exchanges = exchanges_rows(options, decision.parts.grid);
-  require_exchanged_rows(options, exchanges, exchanges);
+  require_exchanged_rows(options, exchanges || !subject.on_workers.empty(), exchanges);
   require_routing_of_one_replica(options, decision);
   require(!options.record_timeline || exchanges,
           "--timeline shows GPU and CPU side by side, or CPU and network of ranks that exchange "

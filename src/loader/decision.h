@@ -48,7 +48,7 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
 std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch);
 // Whether CPU ranks of the grid exchange rows (ExchangedExperts); else they add up their sums.
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid);
-// ExchangedParts::micro_batches
+// ExchangedParts::micro_batches, and WorkerExpertsParts::micro_batches
 int exchanged_micro_batches(const ModelOptions& options);
 
 // What the GPU is loaded with.

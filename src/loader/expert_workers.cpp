@@ -105,7 +105,8 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
                                                          .local = of.local,
                                                          .team = of.team,
                                                          .max_tokens = of.max_tokens,
-                                                         .patience = of.options.workers.patience},
+                                                         .patience = of.options.workers.patience,
+                                                         .micro_batches = of.micro_batches},
                                       std::move(asked.links));
   for (const Shard& shard : pool->shards()) {
     std::string owners;

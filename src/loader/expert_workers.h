@@ -32,7 +32,8 @@ struct WorkerExpertsOf {
   const ModelConfig& config;
   CpuExperts& local;
   Team& team;
-  int max_tokens;  // of a step
+  int max_tokens;     // of a step
+  int micro_batches;  // WorkerExpertsParts::micro_batches
 };
 // Connects to the workers. Throws Error if a step may have more tokens than a worker takes rows.
 std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked);

@@ -413,7 +413,8 @@ ExpertPool& LoadedModel::start_workers(const ModelOptions& options, const Decisi
                                     .config = config_,
                                     .local = *experts_,
                                     .team = *team_,
-                                    .max_tokens = decision.limits.max_tokens},
+                                    .max_tokens = decision.limits.max_tokens,
+                                    .micro_batches = gpu_ ? 1 : exchanged_micro_batches(options)},
                                    *asked_workers_);
   return *worker_experts_;
 }

@@ -78,8 +78,12 @@ class ExpertPool {
     return 1;
   }
   static constexpr int kMeasured = 0;
-  // Seconds of the step in which this rank waited for rows and sums of other ranks; nothing: not
-  // known.
+  // Tickets at a time of a pool whose steps have so many micro-batches.
+  static constexpr int n_tickets(int micro_batches) {
+    return micro_batches == kMeasured ? kMaxTickets : micro_batches;
+  }
+  // Seconds of the step in which this rank waited for rows and sums of other ranks, or for workers;
+  // nothing: not known.
   virtual std::optional<double> seconds_waited() const { return {}; }
   // The workers that compute experts; thread-safe.
   virtual std::vector<WorkerStatus> workers() const { return {}; }

@@ -1,11 +1,13 @@
-// `tandem bench overlap`: steps of replicas in one, two and more micro-batches, of which one
-// computes while the rows of others travel, beside each other in the same process.
+// `tandem bench overlap`: steps of replicas, or of a backbone with workers, in one, two and more
+// micro-batches, of which one computes while the rows of others travel, beside each other in the
+// same process.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "bench/comm/comm.h"
+#include "comm/alone.h"
 #include "core/clock.h"
 #include "engine/micro_batch_policy.h"
 #include "io/atomic_file.h"
@@ -21,7 +23,13 @@ constexpr std::array kNumbers = MicroBatchPolicy::kChoices;
 constexpr int kContext = 32;  // tokens of a sequence in a decode step
 
 void check_overlap(const BenchOptions& o) {
-  require(o.ranks, "bench overlap measures several ranks: give --ranks 2, or start it with mpirun");
+  const bool has_workers = !o.workers.addresses.empty();
+  require(o.ranks || has_workers,
+          "bench overlap measures several ranks, or workers: give --ranks 2 or --workers, or start "
+          "it with mpirun");
+  require(!o.ranks || !has_workers, "--workers: ranks do not use workers: leave one of them out");
+  require(!has_workers || o.timeline.empty(),
+          "--timeline shows several ranks: leave --workers out");
   require_list("--tokens", o.tokens, kMaxStepTokens / kPageSize);
 }
 
@@ -66,7 +74,10 @@ class MeasuredStep {
 class OverlapBench {
  public:
   OverlapBench(const BenchOptions& options, const OnRow& on_row)
-      : o_(options), group_(options.ranks->group), on_row_(on_row) {
+      : o_(options),
+        alone_(options.ranks ? nullptr : make_alone()),
+        group_(options.ranks ? options.ranks->group : *alone_),
+        on_row_(on_row) {
     const int most = *std::max_element(o_.tokens.begin(), o_.tokens.end());
     ModelOptions model{.directory = o_.model.empty() ? embedded_model() : o_.model,
                        .device = o_.device,
@@ -77,7 +88,8 @@ class OverlapBench {
                        .step_tokens = most,
                        .max_logits = most,
                        .attention = AttentionForm::kAbsorbed,
-                       .ranks = o_.ranks->ranks,
+                       .ranks = o_.ranks ? o_.ranks->ranks : Ranks(),
+                       .workers = o_.workers,
                        .n_replicas = group_.size(),
                        .dispatch = o_.dispatch,
                        .simulated_delay = o_.simulated_delay,
@@ -107,11 +119,9 @@ class OverlapBench {
       }
     }
     const auto [of_auto, chosen] = decided(step);
-    Json row = {{"bench", "overlap"},
-                {"step", is_decode ? "decode" : "prompt"},
-                {"ranks", group_.size()},
-                {"exchanges", exchanges_},
-                {"delay_seconds", o_.simulated_delay.count()},
+    Json row = {{"bench", "overlap"},      {"step", is_decode ? "decode" : "prompt"},
+                {"ranks", group_.size()},  {"workers", o_.workers.addresses.size()},
+                {"exchanges", exchanges_}, {"delay_seconds", o_.simulated_delay.count()},
                 {"tokens", n_tokens}};
     const double one = median(seconds[0]);
     row["tokens_per_second"] = group_.size() * n_tokens / one;
@@ -161,6 +171,7 @@ class OverlapBench {
   }
 
   const BenchOptions& o_;
+  const std::unique_ptr<Group> alone_;  // null: there are ranks
   Group& group_;
   const OnRow& on_row_;
   std::string exchanges_ = "gather on GPUs";
@@ -177,12 +188,17 @@ void bench_overlap(const BenchInput& bench, const OnRow& on_row) {
 }
 
 std::string overlap_header(const Json& row) {
+  const int n_workers = row["workers"].get<int>();
+  const std::string who = n_workers > 0
+                              ? fmt::format("{} worker{}", n_workers, n_workers == 1 ? "" : "s")
+                              : fmt::format("{} ranks, {}, {:g} ms a hop", row["ranks"].get<int>(),
+                                            row["exchanges"].get<std::string>(),
+                                            row["delay_seconds"].get<double>() * 1e3);
   return fmt::format(
-      "{} ranks, {}, {:g} ms a hop\n\n"
+      "{}\n\n"
       "| step   | tokens | ms whole |   in 2 | gain |   in 4 | gain | decided | gain | in |\n"
       "|:-------|-------:|---------:|-------:|-----:|-------:|-----:|--------:|-----:|---:|\n",
-      row["ranks"].get<int>(), row["exchanges"].get<std::string>(),
-      row["delay_seconds"].get<double>() * 1e3);
+      who);
 }
 
 std::string overlap_text(const Json& row) {
@@ -200,20 +216,22 @@ std::string overlap_text(const Json& row) {
 
 Benchmark overlap_benchmark() {
   using enum BenchFlag;
-  return {.name = "overlap",
-          .help =
-              "steps of replicas in micro-batches, of which one computes while the rows of others "
-              "travel",
-          .examples =
-              "  tandem bench overlap --ranks 2 --simulate-delay 1\n"
-              "  mpirun -np 2 --host a,b --map-by node --bind-to none tandem bench overlap --model "
-              "./DeepSeek-R1 --tokens 8,64\n",
-          .flags = {kOverlap, kDevice, kIsa, kTokens},
-          .tokens_help = "tokens of each replica in a step, a list",
-          .check = check_overlap,
-          .on_ranks = bench_overlap,
-          .header = overlap_header,
-          .text = overlap_text};
+  return {
+      .name = "overlap",
+      .help =
+          "steps of replicas, or with workers, in micro-batches, of which one computes while the "
+          "rows of others travel",
+      .examples =
+          "  tandem bench overlap --ranks 2 --simulate-delay 1\n"
+          "  tandem bench overlap --model ./DeepSeek-R1 --workers 10.0.0.2:9000\n"
+          "  mpirun -np 2 --host a,b --map-by node --bind-to none tandem bench overlap --model "
+          "./DeepSeek-R1 --tokens 8,64\n",
+      .flags = {kOverlap, kDevice, kIsa, kTokens},
+      .tokens_help = "tokens of each replica in a step, a list",
+      .check = check_overlap,
+      .on_ranks = bench_overlap,
+      .header = overlap_header,
+      .text = overlap_text};
 }
 
 }  // namespace tandem
