@@ -689,7 +689,7 @@ MUTANTS = [
     ("timelines: clocks differ by the way there", "src/comm/hosts.cpp", [("(before + after) / 2 - there", "before - there")]),
     ("ranks: a part of a grid waits as long as for loading", "src/loader/grid_groups.cpp", [("    if (part) part->set_patience(patience);\n", "    (void)part, (void)patience;\n")]),
     ("fit: buffers of ranks that exchange rows are left out", "src/loader/decision.cpp", [("  return kv + ExchangedExperts::bytes_for(", "  return kv + 0 * ExchangedExperts::bytes_for(")]),
-    ("fit: one lane's buffers are counted", "offload/ranks/exchanged_experts.cpp", [("  for (int i = 0; i < n_lanes(micro_batches); ++i) {", "  for (int i = 0; i < 1; ++i) {")]),
+    ("fit: one lane's buffers are counted", "offload/ranks/exchanged_experts.cpp", [("  for (int i = 0; i < n_tickets(micro_batches); ++i) {", "  for (int i = 0; i < 1; ++i) {")]),
     ("ranks: no heartbeat", "src/engine/step_channel.cpp", [("  heart_ = std::thread([this] { beat(); });\n", "")]),
     ("ranks: rank 0 does not hear of the others while idle", "src/engine/step_channel.cpp", [("      send({.order = {.kind = StepOrder::Kind::kHeartbeat}});\n      group_.barrier();", "      send({.order = {.kind = StepOrder::Kind::kHeartbeat}});")]),
     ("ranks: a rank that follows announces an end", "src/cli/ranks.cpp", [("steps_->leads() && steps_->has_started()", "steps_->has_started()")]),
@@ -1145,7 +1145,7 @@ MUTANTS = [
     ("worker: all rows of a batch have the type of the first", "offload/workers/expert_server.cpp", [("if (rows_[row].type == RowType::kF32)", "if (rows_[0].type == RowType::kF32)")]),
     ("worker: a batch has more rows than fit", "offload/workers/request_batcher.cpp", [("p.layer != layer || together > max_rows_", "p.layer != layer")]),
     ("worker: requests of other layers are in the batch", "offload/workers/request_batcher.cpp", [("peer == oldest || p.layer != layer ||", "peer == oldest ||")]),
-    ("worker: the memory of a lost backbone is not kept while it is used", "offload/workers/expert_server.cpp", [("    if (is_lost_) return stage_ == Stage::kComputed;  // its memory is in use\n", "    if (is_lost_) return false;\n")]),
+    ("worker: the memory of a lost backbone is not kept while it is used", "offload/workers/expert_server.cpp", [("    if (is_lost_) return is_used_;  // its memory is in use\n", "    if (is_lost_) return false;\n")]),
     ("worker: no beats while requests wait for others", "offload/workers/expert_server.cpp", [("std::min<std::chrono::nanoseconds>(longest_sleep(), until - now)", "until == Clock::time_point::max() ? longest_sleep() : std::chrono::nanoseconds(until - now)")]),
     ("worker: requests wait without end", "offload/workers/request_batcher.cpp", [("return std::min(limit, begin + duration_of(kOverdue * q.step));", "return now + duration_of(kOverdue * q.step);")]),
     ("worker: backbones never wait for each other", "offload/workers/request_batcher.cpp", [("    return until <= now;\n", "    return true;\n")]),
@@ -1182,4 +1182,5 @@ MUTANTS = [
     ("worker overlap: a request is read over the one that is computed", "offload/workers/expert_server.cpp", [("held_[(first_ + n_queued_) % kMostRequests]", "held_[first_]")]),
     ("micro-batches: a process alone never divides its steps", "src/engine/step_runner.cpp", [("(channel_ || grid_.n_ranks() == 1)", "channel_")]),
     ("worker overlap: a whole step suspends too", "offload/workers/worker_experts.h", [("return n_micro_batches_ > 1;", "return n_micro_batches_ > 0;")]),
+    ("worker: the second request of a backbone is forgotten", "offload/workers/expert_server.cpp", [("    if (n_queued_ > 0) enqueue(false);\n", "")]),
 ]
