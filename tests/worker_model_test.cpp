@@ -1,5 +1,8 @@
 // Whole models whose experts workers compute, which are threads here: golden logits, the embedded
 // model's answers while workers end and begin, and what is refused.
+#include <nlohmann/json.hpp>
+
+#include "bench/benchmark.h"
 #include "cli/conversation.h"
 #include "loader/expert_workers.h"
 #include "loader/model_identity.h"
@@ -173,6 +176,25 @@ TEST(WorkerModels, DividesStepsAsMeasured) {
       EXPECT_GT(n_requests, 2 * kSteps) << "some steps are tried in micro-batches";
     }
   }
+}
+
+TEST(WorkerModels, AreMeasuredByBenchOverlap) {
+  const Workers workers(served(kTinyR1, ""), {"auto"});
+  const Benchmark benchmark = overlap_benchmark();
+  BenchOptions o{.tokens = {12}, .seconds = 1e-3, .model = kTinyR1};
+  o.workers.addresses = workers.addresses;
+  std::vector<nlohmann::ordered_json> rows;
+  run_benchmark(benchmark, checked_input(benchmark, o),
+                [&](const nlohmann::ordered_json& row) { rows.push_back(row); });
+  ASSERT_EQ(rows.size(), 2u);
+  for (const auto& row : rows) {
+    EXPECT_EQ(row["workers"], 1);
+    EXPECT_GT(row["seconds_2"].get<double>(), 0);
+  }
+  EXPECT_TRUE(says(benchmark.header(rows[0]), "1 worker\n"));
+  o.timeline = "timeline.json";
+  EXPECT_TRUE(
+      says(error_of([&] { checked_input(benchmark, o); }), "--timeline shows several ranks"));
 }
 
 TEST(WorkerModels, AnEngineGoesOnAfterAFailedStep) {

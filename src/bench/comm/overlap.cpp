@@ -97,6 +97,7 @@ class OverlapBench {
     model.note = [this](const std::string& line) {
       if (line.starts_with("rows of experts: ")) exchanges_ = line.substr(line.find(": ") + 2);
     };
+    if (!o_.workers.addresses.empty()) exchanges_ = "workers";
     loaded_ = std::make_unique<LoadedModel>(model);
   }
 
