@@ -360,9 +360,10 @@ std::span<std::byte> WorkerExperts::place_of_answer(uint64_t number, uint64_t n_
 }
 
 void WorkerExperts::answered(uint64_t number) {
-  ShardPart& part = *request_of(number).part;
-  part.state = State::kAnswered;
-  links_[part.worker]->add_round_trip(seconds_since(part.sent_at));
+  ShardPart* const part = request_of(number).part;
+  check(part != nullptr, "an answer that has a place");
+  part->state = State::kAnswered;
+  links_[part->worker]->add_round_trip(seconds_since(part->sent_at));
 }
 
 std::vector<WorkerStatus> WorkerExperts::workers() const {
