@@ -41,7 +41,7 @@ foreach(source ${gpu_tests})
   # make test runs one order, and not what takes long of these tests; make test-long runs the rest.
   set(rest)
   if(name STREQUAL gpu_engine_ranks_test)
-    set(rest "GpuRanksOfPlans*:GpuRanksOfTinyR1.AnswerAsTheCpu")
+    set(rest "GpuRanksOfPlans*:GpuRanksOfTinyR1.AnswerAsTheCpu:*DividedBackbones")
   elseif(name STREQUAL gpu_engine_drafts_test)
     set(rest "*WithExpertsOnBoth:*v3_1_fp8")
   endif()

@@ -487,35 +487,41 @@ Swapped answers_of_three(int n_ranks, const ModelOptions& options) {
   return swapped;
 }
 
-// Each replica has pages in the host memory of its ranks, which hold the same sequences.
-TEST(GpuRanksOfTinyR1, SwapSequencesToHostMemory) {
+// Each replica has pages in the host memory of its ranks, which hold the same sequences. With few
+// pages sequences are swapped, and answers are those with many.
+void expect_swapped_answers(int dp, int tp, int pp, DraftChoice draft) {
+  SCOPED_TRACE(fmt::format("dp {}, tp {}, pp {}", dp, tp, pp));
   const LimitedGpuMemory memory(kEnough);
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   options.step_tokens = 256;
   options.max_logits = 16;
   options.draft_tokens = 2;
-  for (const auto& [dp, tp, pp, draft] : {std::tuple{2, 1, 1, DraftChoice::kMtp},
-                                          {1, 2, 1, DraftChoice::kOff},
-                                          {1, 1, 2, DraftChoice::kOff}}) {
-    SCOPED_TRACE(fmt::format("dp {}, tp {}, pp {}", dp, tp, pp));
-    options.n_replicas = dp;
-    options.tp = tp;
-    options.n_stages = pp;
-    options.draft = draft;
-    const int n_ranks = dp * tp * pp;
-    options.context = int64_t{30} * kPageSize;
-    options.max_kv_tokens = 0;
-    const Swapped roomy = answers_of_three(n_ranks, options);
-    options.context = int64_t{5} * kPageSize;
-    options.max_kv_tokens = int64_t{30} * kPageSize;
-    const Swapped tight = answers_of_three(n_ranks, options);
-    EXPECT_EQ(roomy.counts.n_preemptions, 0);
-    EXPECT_EQ(tight.answers, roomy.answers);
-    EXPECT_EQ(tight.counts.n_pages, 5 * dp);
-    EXPECT_GE(tight.counts.n_swaps_out, dp);
-    EXPECT_EQ(tight.counts.n_swaps_in, tight.counts.n_swaps_out);
-    EXPECT_EQ(tight.counts.n_free_host_pages, tight.counts.n_host_pages);
-  }
+  options.n_replicas = dp;
+  options.tp = tp;
+  options.n_stages = pp;
+  options.draft = draft;
+  const int n_ranks = dp * tp * pp;
+  options.context = int64_t{30} * kPageSize;
+  options.max_kv_tokens = 0;
+  const Swapped roomy = answers_of_three(n_ranks, options);
+  options.context = int64_t{5} * kPageSize;
+  options.max_kv_tokens = int64_t{30} * kPageSize;
+  const Swapped tight = answers_of_three(n_ranks, options);
+  EXPECT_EQ(roomy.counts.n_preemptions, 0);
+  EXPECT_EQ(tight.answers, roomy.answers);
+  EXPECT_EQ(tight.counts.n_pages, 5 * dp);
+  EXPECT_GE(tight.counts.n_swaps_out, dp);
+  EXPECT_EQ(tight.counts.n_swaps_in, tight.counts.n_swaps_out);
+  EXPECT_EQ(tight.counts.n_free_host_pages, tight.counts.n_host_pages);
+}
+
+TEST(GpuRanksOfTinyR1, SwapSequencesToHostMemory) {
+  expect_swapped_answers(2, 1, 1, DraftChoice::kMtp);
+}
+
+TEST(GpuRanksOfTinyR1, SwapSequencesOfDividedBackbones) {
+  expect_swapped_answers(1, 2, 1, DraftChoice::kOff);
+  expect_swapped_answers(1, 1, 2, DraftChoice::kOff);
 }
 
 // A replica without tokens takes part in each micro-batch of the other's recorded steps.
