@@ -83,7 +83,9 @@ TEST(Health, GoesDownAtOnceAndUpAfterGoodChecks) {
   EXPECT_FALSE(health.on_good_check());
   EXPECT_FALSE(health.on_failure("refused"));  // the good checks have to follow each other
   EXPECT_FALSE(health.on_good_check());
+  EXPECT_EQ(health.n_ups(), 1);
   EXPECT_TRUE(health.on_good_check());
+  EXPECT_EQ(health.n_ups(), 2);
 }
 
 TEST(Health, OneSlowCheckIsNotEnough) {

@@ -16,8 +16,9 @@ constexpr double kTotalSeconds[] = {.01, .05, .1, .3, .5, .8, 1,   1.5, 2,   2.5
 bool Health::on_good_check() {
   n_slow_ = 0;
   ++n_good_;
-  if (up_ || (has_been_up_ && n_good_ < kGoodChecks)) return false;
-  has_been_up_ = up_ = true;
+  if (up_ || (has_been_up() && n_good_ < kGoodChecks)) return false;
+  up_ = true;
+  ++n_ups_;
   why_down_.clear();
   return true;
 }

@@ -28,7 +28,8 @@ class Health {
   static constexpr int kGoodChecks = 2, kSlowChecks = 2;
 
   bool is_up() const { return up_; }
-  bool has_been_up() const { return has_been_up_; }
+  bool has_been_up() const { return n_ups_ > 0; }
+  int64_t n_ups() const { return n_ups_; }  // how often it has come up
   const std::string& why_down() const { return why_down_; }
   // A check succeeded. Returns whether the backend is up since now.
   bool on_good_check();
@@ -38,7 +39,8 @@ class Health {
   bool on_failure(const std::string& why);
 
  private:
-  bool up_ = false, has_been_up_ = false;
+  bool up_ = false;
+  int64_t n_ups_ = 0;
   int n_good_ = 0, n_slow_ = 0;
   std::string why_down_ = "not checked yet";
 };

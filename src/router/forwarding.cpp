@@ -143,19 +143,19 @@ boost::asio::awaitable<bool> Forwarding::write_to(AnswerWriter& client) {
       co_await client.respond(std::move(response));
       co_return true;
     }
-    tried_.push_back(choice.backend);
+    tries_.push_back({choice.backend, choice.backend->health.n_ups()});
     Attempt attempt{.backend = choice.backend,
                     .known_bytes = choice.known_bytes,
                     .was_idle = choice.backend->n_running == 0};
     const AttemptEnd end = co_await try_backend(attempt, client);
     const bool others_left =
-        request_.backend.empty() && context_.pool.has_choice(request_.summary, tried_);
+        request_.backend.empty() && context_.pool.has_choice(request_.summary, tried());
     switch (next_step({.end = end,
                        .has_sent = attempt.has_sent,
                        .is_stream = attempt.is_stream(),
                        .others_left = others_left,
                        .has_refusal = refusal_.has_value(),
-                       .n_attempts = static_cast<int>(tried_.size())})) {
+                       .n_attempts = static_cast<int>(tries_.size())})) {
       case NextStep::kDone:
         co_return end == AttemptEnd::kAnswered;
       case NextStep::kTryAnother:
@@ -198,11 +198,19 @@ void Forwarding::require_possible() const {
                    "backend");
 }
 
+// A backend that has come up again since it was tried is another process, and may be tried again.
+std::vector<Forwarding::Pointer> Forwarding::tried() const {
+  std::vector<Pointer> backends;
+  for (const Try& t : tries_)
+    if (t.backend->health.n_ups() == t.n_ups) backends.push_back(t.backend);
+  return backends;
+}
+
 BackendPool::Choice Forwarding::choose() const {
   if (request_.backend.empty())
-    return context_.pool.choose(request_.summary, tried_, RouterClock::now());
+    return context_.pool.choose(request_.summary, tried(), RouterClock::now());
   const Pointer named = context_.pool.find(request_.backend);
-  return {.backend = tried_.empty() && named && named->health.is_up() ? named : nullptr};
+  return {.backend = tries_.empty() && named && named->health.is_up() ? named : nullptr};
 }
 
 // A connection that was used before may be one that the backend is closing: then a new one is

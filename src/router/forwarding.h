@@ -53,10 +53,15 @@ class Forwarding final : public RelayedAnswer {
     AnswerWriter::Head head;
     std::string body;
   };
+  struct Try {
+    Pointer backend;
+    int64_t n_ups;  // Health::n_ups() then
+  };
   class Running;
   struct Attempt;
 
   void require_possible() const;
+  std::vector<Pointer> tried() const;
   BackendPool::Choice choose() const;
   Task<AttemptEnd> try_backend(Attempt& attempt, AnswerWriter& client);
   Task<AttemptEnd> exchange(Attempt& attempt, AnswerWriter& client);
@@ -74,7 +79,7 @@ class Forwarding final : public RelayedAnswer {
   ForwardContext& context_;
   const ForwardedRequest request_;
   const std::string cors_;
-  std::vector<Pointer> tried_;
+  std::vector<Try> tries_;
   std::optional<HeldAnswer> refusal_;  // 429 or 503 of a backend
   std::string why_;                    // the last failure
   HttpClient* connection_ = nullptr;   // of the attempt in progress
