@@ -1,9 +1,9 @@
 // Expert workers and their backbones on this machine, over loopback; what travels is what R1's
 // layers send, 7168 columns, BF16 or float out and float back.
 //  round_trip/ROWS: one request, without the time that experts take.
-//  shared/BACKBONES/ROWS/TOGETHER: backbones that decode with one worker's experts, 1.4 GB of FP8
-//  in six layers; a thread that sleeps stands for what a backbone computes itself. With TOGETHER 0
-//  the requests of two backbones do not fit into one batch.
+//  shared/BACKBONES/ROWS/BF16/TOGETHER: backbones that decode with one worker's experts, 0.7 GB of
+//  FP8 or 1.4 GB of BF16 in four layers; a thread that sleeps stands for what a backbone computes
+//  itself. With TOGETHER 0 the requests of two backbones do not fit into one batch.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

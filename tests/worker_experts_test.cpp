@@ -26,13 +26,8 @@ TEST(WorkerExperts, AddTheSumsOfShardsInTheirOrder) {
                                                            {"0-3,6", "0,4-7", "1,3,5,7"}};
   for (const auto& division : divisions) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
-    std::vector<std::unique_ptr<WorkerThread>> workers;
-    std::vector<std::string> addresses;
-    for (const std::string& experts : division) {
-      workers.push_back(std::make_unique<WorkerThread>(served(kServedModel, experts)));
-      addresses.push_back(workers.back()->address());
-    }
-    Backbone backbone(local, addresses);
+    const Workers workers(served(kServedModel, ""), division);
+    Backbone backbone(local, workers.addresses);
     for (int seed = 0; seed < 3; ++seed) expect_right_sums(local, backbone, 100 * seed);
     for (size_t w = 0; w < division.size(); ++w) {
       EXPECT_GT(backbone.status(static_cast<int>(w)).n_requests, 0);

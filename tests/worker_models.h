@@ -12,22 +12,6 @@
 
 namespace tandem::test {
 
-// Workers of a model that have these experts.
-struct Workers {
-  std::vector<std::unique_ptr<WorkerThread>> threads;
-  std::vector<std::string> addresses;
-
-  Workers(const LoadedExpertsOptions& options, const std::vector<std::string>& experts) {
-    for (const std::string& of_worker : experts) {
-      LoadedExpertsOptions mine = options;
-      mine.experts = of_worker;
-      threads.push_back(std::make_unique<WorkerThread>(mine));
-      addresses.push_back(threads.back()->address());
-    }
-  }
-};
-
-// The requests of a step that fails end with its error, and later ones are answered.
 // `options` are of the embedded model, and `want` has its answers to the first questions.
 inline void expect_answers_after_failed_steps(ModelOptions options,
                                               const std::vector<std::vector<int32_t>>& want) {

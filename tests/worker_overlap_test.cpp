@@ -65,13 +65,8 @@ TEST(WorkerOverlap, SumsAreTheSame) {
                                                                     {"0-1", "2", "3-5", "6-7"},
                                                                     {"0-3,6", "0,4-7", "1,3,5"}}) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
-    std::vector<std::unique_ptr<WorkerThread>> workers;
-    std::vector<std::string> addresses;
-    for (const std::string& experts : division) {
-      workers.push_back(std::make_unique<WorkerThread>(served(kServedModel, experts)));
-      addresses.push_back(workers.back()->address());
-    }
-    Backbone backbone(local, addresses, kTwo);
+    const Workers workers(served(kServedModel, ""), division);
+    Backbone backbone(local, workers.addresses, kTwo);
     for (int seed = 0; seed < 5; ++seed) expect_right_halves(local, backbone, 100 * seed);
     for (size_t w = 0; w < division.size(); ++w)
       EXPECT_EQ(backbone.status(static_cast<int>(w)).n_failures, 0);
@@ -148,7 +143,7 @@ TEST(WorkerOverlap, ConnectionsMakeProgressBetweenTwoCalls) {
   }
 }
 
-// A worker that nobody else has rows for is asked first.
+// Of two owners the one with fewer rows under way is asked.
 TEST(WorkerOverlap, MicroBatchesAreDividedAmongOwners) {
   Local local;
   WorkerThread first(served(kServedModel, "auto")), second(served(kServedModel, "auto"));

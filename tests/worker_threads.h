@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "loader/loaded_experts.h"
 #include "transport/tcp.h"
@@ -45,6 +46,22 @@ inline LoadedExpertsOptions served(const std::string& directory, const std::stri
   return {.directory = directory, .experts = experts, .n_threads = 1, .max_rows = 512};
 }
 
+// Workers of a model that have these experts.
+struct Workers {
+  std::vector<std::unique_ptr<WorkerThread>> threads;
+  std::vector<std::string> addresses;
+
+  Workers(const LoadedExpertsOptions& options, const std::vector<std::string>& experts) {
+    for (const std::string& of_worker : experts) {
+      LoadedExpertsOptions mine = options;
+      mine.experts = of_worker;
+      threads.push_back(std::make_unique<WorkerThread>(mine));
+      addresses.push_back(threads.back()->address());
+    }
+  }
+};
+
+// The requests of a step that fails end with its error, and later ones are answered.
 // Stands before a worker and passes messages on, until the test tells it to misbehave.
 class FaultyWorker {
  public:

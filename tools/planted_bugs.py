@@ -775,7 +775,7 @@ MUTANTS = [
     ("router: running requests do not count", "src/router/choice.cpp", [("(1 + static_cast<double>(c.n_running))", "1")]),
     ("router: a cached beginning counts against a backend", "src/router/choice.cpp", [(" -\n        static_cast<double>(c.known_bytes)", " +\n        static_cast<double>(c.known_bytes)")]),
     ("router: equal backends do not take turns", "src/router/choice.cpp", [("std::pair(seconds, c.last_chosen)", "std::pair(seconds, 0)")]),
-    ("router: a failed backend is up after one check", "src/router/backend.cpp", [("(has_been_up_ && n_good_ < kGoodChecks)", "false")]),
+    ("router: a failed backend is up after one check", "src/router/backend.cpp", [("(has_been_up() && n_good_ < kGoodChecks)", "false")]),
     ("router: one slow check makes a backend down", "src/router/backend.cpp", [("++n_slow_ >= kSlowChecks", "++n_slow_ >= 1")]),
     ("router: slow measurements never grow old", "src/router/backend.cpp", [("measured * std::exp2(", "measured + 0 * std::exp2(")]),
     ("router: a draining backend gets requests", "src/router/backend.h", [("health.is_up() && !draining", "health.is_up()")]),

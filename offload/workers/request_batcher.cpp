@@ -16,8 +16,7 @@ constexpr double kOtherStep = 4;        // a time that differs by more is of ano
 constexpr double kOverdue = 0.125;      // of its step, in which a late beginning is still awaited
 constexpr std::chrono::seconds kForgotten(10);
 constexpr int kLeastTimes = 3;  // that are measured before they count
-constexpr int kFirstTimes =
-    8;  // of which the shortest counts: something may have interrupted others
+constexpr int kFirstTimes = 8;  // of which the shortest counts: others may have been interrupted
 
 Clock::duration duration_of(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -98,18 +97,19 @@ void RequestBatcher::arrived(int peer, int layer, int n_rows, Time now, bool is_
 
 // A pause, such as that of a backbone without sequences, is no step.
 void RequestBatcher::begin_step(Peer& p, Time now, bool is_exact) {
-  const double seconds = seconds_between(p.begun, now);
-  if (p.begun == Time()) {
-  } else if (p.step == 0 || seconds < p.step / kOtherStep) {
-    p.step = seconds;
-    p.n_steps = 1;
-  } else if (seconds > p.step * kOtherStep) {
-    p.step = 0;
-    p.n_steps = 0;
-  } else {
-    approach(p.step, seconds, 0.25);
-    ++p.n_steps;
-    if (is_exact) approach(p.step_gap, seconds_between(p.answered, now), 0.25);
+  if (p.begun != Time()) {
+    const double seconds = seconds_between(p.begun, now);
+    if (p.step == 0 || seconds < p.step / kOtherStep) {
+      p.step = seconds;
+      p.n_steps = 1;
+    } else if (seconds > p.step * kOtherStep) {
+      p.step = 0;
+      p.n_steps = 0;
+    } else {
+      approach(p.step, seconds, 0.25);
+      ++p.n_steps;
+      if (is_exact) approach(p.step_gap, seconds_between(p.answered, now), 0.25);
+    }
   }
   p.begun = now;
   if (p.n_requests > 0) p.n_requests_of_step = p.n_requests;

@@ -310,7 +310,8 @@ void WorkerExperts::fail(const std::string& why) {
   throw StepFailed(why);
 }
 
-// Of all micro-batches. Late answers would have no place.
+// Ends the tickets of all micro-batches. Connections with requests are closed, because late answers
+// would have no place.
 void WorkerExperts::end_tickets() {
   if (has_local_sums_) {
     // Their ticket ends too, with sums that nothing uses.
