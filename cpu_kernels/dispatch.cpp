@@ -60,8 +60,8 @@ bool cpu_has(Feature feature) {
 Isa best_isa() {
   if (!cpu_has(Feature::kAvx2)) return Isa::kReference;
   if (!has_avx512()) return Isa::kAvx2;
-  const bool amx =
-      cpu_has(Feature::kAvx512Bf16) && cpu_has(Feature::kAmxBf16) && cpu_has(Feature::kAmxInt8);
+  const bool amx = cpu_has(Feature::kAvx512Bf16) && __builtin_cpu_supports("gfni") &&
+                   cpu_has(Feature::kAmxBf16) && cpu_has(Feature::kAmxInt8);
   return amx ? Isa::kAmx : Isa::kAvx512;
 }
 

@@ -103,6 +103,18 @@ struct Activations {
   ActivationType type;
   const int32_t* rows = nullptr;  // [m] rows to use; null: 0, 1, .. m - 1
   const float* scales = nullptr;  // kU8: scale of every row
+  bool tiled = false;             // tiles made by tile(); `rows` then select scales only
+};
+
+// Copies n rows, at most kRowsOfTile, to tiles: [64 bytes of columns][n][64 bytes]. The rows of a
+// product are tiled kRowsOfTile at a time, the tiles of every 16 rows behind those of the rows
+// before, so that tiled rows take as many bytes as others of the same stride. Products may read a
+// tile's bytes, kTileBytes, behind them.
+constexpr int kRowsOfTile = 16, kTileBytes = 1024;
+struct TileArgs {
+  Activations x;    // encoded rows, not tiled; the stride is a multiple of 64 bytes
+  int first, n, k;  // rows [first, first + n), their columns
+  void* to;
 };
 
 // Encodes one row.
@@ -211,6 +223,8 @@ struct KernelTable {
   void (*pack)(const PackArgs&);
   void (*quantize)(const QuantizeArgs&);
   void (*encode)(const EncodeArgs&);
+  void (*tile)(const TileArgs&);         // null: products do not take tiled rows
+  bool (*takes_tiles)(const Weight& w);  // whether products with w do
   void (*gemm)(const GemmArgs&);
   void (*gemm_transposed)(const GemmArgs&);
   void (*attend)(const AttendArgs&);

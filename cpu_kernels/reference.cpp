@@ -274,6 +274,8 @@ void install_reference(KernelTable& t) {
        .pack = pack,
        .quantize = quantize,
        .encode = encode,
+       .tile = nullptr,
+       .takes_tiles = nullptr,
        .gemm = gemm,
        .gemm_transposed = gemm_transposed,
        .attend = attend,

@@ -18,6 +18,9 @@ int rows_of_second_pass(int64_t rows_of_group, int dim, int n_threads) {
   return static_cast<int>(std::clamp<int64_t>(enough, 1, std::max<int64_t>(1, most))) * kRows;
 }
 
+// A single row is its own tile.
+bool is_tiled(int n_rows, bool takes_tiles) { return takes_tiles && n_rows > 1; }
+
 int width_of(const ModelWeights& weights, const ModelConfig& config, int node) {
   return static_cast<int>(weights.slices.empty() ? config.expert_dim : weights.slices[node].n);
 }
@@ -34,14 +37,21 @@ ExpertSlice::ExpertSlice(const cpu::KernelTable& kernels, const ModelConfig& con
       width_(width_of(weights, config, node)),
       x_scales_(max_tokens),
       act_scales_(int64_t{max_tokens} * config.router.n_active),
-      unfinished_(config.router.n_experts +
-                  int64_t{max_tokens} * config.router.n_active / kGroupTokens) {
+      untiled_(config.router.n_experts +
+               int64_t{max_tokens} * config.router.n_active / kGroupTokens),
+      unfinished_(untiled_.size()) {
   if (is_empty()) return;
   const int64_t pairs = int64_t{max_tokens} * config.router.n_active;
+  const bool tiles = kernels.tile != nullptr;
+  const int behind = tiles ? cpu::kRowsOfTile : 0;  // rows: more than products read behind the last
+  if (tiles) tiles_of_x_.reserve(untiled_.size() + pairs / cpu::kRowsOfTile);
   arena_ = Arena::holding([&](auto visit) {
     visit(x_, max_tokens, cpu::encoded_columns(config.dim), DType::kBF16);
     visit(act_, pairs, width_, DType::kF32);
-    visit(encoded_act_, pairs, cpu::encoded_columns(width_), DType::kBF16);
+    visit(encoded_act_, pairs + behind, cpu::encoded_columns(width_), DType::kBF16);
+    visit(tiles_, tiles ? pairs + behind : 0, cpu::encoded_columns(config.dim), DType::kBF16);
+    visit(rows_, tiles ? int64_t{n_threads_} * cpu::kRowsOfTile : 0, cpu::encoded_columns(width_),
+          DType::kBF16);
     visit(sum_, max_tokens, config.dim, DType::kF32);
     visit(part_, int64_t{n_threads_} * kGroupTokens, kRows, DType::kF32);
   });
@@ -59,6 +69,11 @@ void ExpertSlice::begin(const ExpertBatch& batch, const ExpertPairs& pairs) {
     const FfnWeights& some = experts_[pairs.groups[0].expert];
     x_type_ = activation_for(kernels_, some.gate.q.dtype);
     act_type_ = activation_for(kernels_, some.down.q.dtype);
+    const auto takes_tiles = [&](const QuantView& w) {
+      return kernels_.tile && kernels_.takes_tiles(kernel_weight(w));
+    };
+    tiles_x_ = takes_tiles(some.gate) && takes_tiles(some.up);
+    tiles_act_ = takes_tiles(some.down);
   }
   encodes_ =
       !pairs.groups.empty() && x_type_ != cpu::ActivationType::kF32 && batch.x.dtype == DType::kF32;
@@ -80,26 +95,38 @@ int64_t ExpertSlice::take(std::span<const ExpertPairs::Group> groups) {
   for (const ExpertPairs::Group& group : groups) n_pairs += group.n;
   second_rows_ = rows_of_second_pass(n_pairs / std::max<int64_t>(1, n_groups), c_.dim, n_threads_);
   n_pieces_ = n_groups * pieces_;
-  for (int64_t g = 0; g < n_groups; ++g) unfinished_[g] = pieces_ + 1;
-  return n_encoded_tokens_ + n_pieces_ + ceil_div(c_.dim, second_rows_);
+  tiles_of_x_.clear();
+  for (int64_t g = 0; g < n_groups; ++g) {
+    unfinished_[g] = pieces_ + 1;
+    untiled_[g] = 0;
+    if (!is_tiled(groups[g].n, tiles_x_)) continue;
+    for (int i = 0; i < groups[g].n; i += cpu::kRowsOfTile) {
+      tiles_of_x_.push_back({g, groups[g].first + i, std::min(cpu::kRowsOfTile, groups[g].n - i)});
+      ++untiled_[g];
+    }
+  }
+  return n_encoded_tokens_ + std::ssize(tiles_of_x_) + n_pieces_ + ceil_div(c_.dim, second_rows_);
 }
 
-// Items are tokens to encode, then some rows of one group (first pass), then some rows of every
-// expert (second pass). No two threads write the same number, and each sum runs over the experts in
-// ascending order. The thread that finishes a group's last piece encodes its rows for the second
-// pass, which waits for one group after the other.
+// Items are tokens to encode, then rows to tile, then some rows of one group (first pass), then
+// some rows of every expert (second pass). No two threads write the same number, and each sum runs
+// over the experts in ascending order. The thread that finishes a group's last piece encodes its
+// rows for the second pass, which waits for one group after the other.
 void ExpertSlice::run(int64_t item, int thread) {
   if (item < n_encoded_tokens_) return encode_token(item);
   float* const room = part_.row<float>(int64_t{thread} * kGroupTokens);
-  const int64_t i = item - n_encoded_tokens_;
-  if (i >= n_pieces_) return project(static_cast<int>(i - n_pieces_) * second_rows_, room);
+  const int64_t n_before = n_encoded_tokens_ + std::ssize(tiles_of_x_);
   wait_until([&] { return tokens_left_.load(std::memory_order_acquire) == 0; });
+  if (item < n_before) return tile_rows(tiles_of_x_[item - n_encoded_tokens_]);
+  const int64_t i = item - n_before;
+  if (i >= n_pieces_) return project(static_cast<int>(i - n_pieces_) * second_rows_, room);
   const Piece piece = piece_at(i);
+  wait_until([&] { return untiled_[piece.group].load(std::memory_order_acquire) == 0; });
   // The thread's probable next piece: the node's number of threads further.
   activate(piece, piece_at(std::min(i + n_threads_, n_pieces_ - 1)), room);
   std::atomic<int>& unfinished = unfinished_[piece.group];
   if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 2) return;
-  encode_activated(groups_[piece.group]);
+  encode_activated(groups_[piece.group], thread);
   unfinished.store(0, std::memory_order_release);
 }
 
@@ -115,6 +142,13 @@ void ExpertSlice::encode_token(int64_t token) {
   kernels_.encode(
       {tokens_.row<float>(token), c_.dim, x_type_, x_.row_data(token), &x_scales_[token]});
   tokens_left_.fetch_sub(1, std::memory_order_release);
+}
+
+void ExpertSlice::tile_rows(Tile tile) {
+  cpu::Activations x = x_of_pass_;
+  x.rows = pairs_->tokens.data();
+  kernels_.tile({x, tile.first, tile.n, c_.dim, tiles_.row_data(tile.first)});
+  untiled_[tile.group].fetch_sub(1, std::memory_order_release);
 }
 
 // act = silu(gate x) * (up x) for some rows of one group's expert and for its tokens.
@@ -133,6 +167,11 @@ void ExpertSlice::activate(Piece piece, Piece next, float* up) {
                            .k = c_.dim};
   const cpu::Weight up_weight = kernel_weight(weights.up);
   product.x.rows = pairs_->tokens.data() + group.first;
+  if (is_tiled(group.n, tiles_x_)) {
+    product.x.data = tiles_.row_data(group.first);
+    product.x.stride = tiles_.row_bytes();
+    product.x.tiled = true;
+  }
   product.next = &up_weight;
   product.next_row = first_row;
   kernels_.gemm(product);
@@ -149,11 +188,21 @@ void ExpertSlice::activate(Piece piece, Piece next, float* up) {
   }
 }
 
-void ExpertSlice::encode_activated(const ExpertPairs::Group& group) {
+void ExpertSlice::encode_activated(const ExpertPairs::Group& group, int thread) {
   if (act_type_ == cpu::ActivationType::kF32) return;
-  for (int i = group.first; i < group.first + group.n; ++i)
-    kernels_.encode(
-        {act_.row<float>(i), width_, act_type_, encoded_act_.row_data(i), &act_scales_[i]});
+  const bool tiled = is_tiled(group.n, tiles_act_);
+  const TensorView rows =
+      rows_.rows_from(tiled ? int64_t{thread} * cpu::kRowsOfTile : 0, tiled ? cpu::kRowsOfTile : 0);
+  for (int first = group.first, n; first < group.first + group.n; first += n) {
+    n = std::min(cpu::kRowsOfTile, group.first + group.n - first);
+    for (int i = 0; i < n; ++i)
+      kernels_.encode({act_.row<float>(first + i), width_, act_type_,
+                       tiled ? rows.row_data(i) : encoded_act_.row_data(first + i),
+                       &act_scales_[first + i]});
+    if (tiled)
+      kernels_.tile(
+          {{rows.data, rows.row_bytes(), act_type_}, 0, n, width_, encoded_act_.row_data(first)});
+  }
 }
 
 // sum[t] = sum over experts of weight * (down act) for some rows of every expert's output.
@@ -188,7 +237,7 @@ void ExpertSlice::add_output(int64_t g, int first_row, int64_t next_group, int n
     for (int r = 0; r < n_rows; r += kFloatsOfLine)
       __builtin_prefetch(sum_.row<float>(pairs_->tokens[group.first + i]) + first_row + r, 1);
   kernels_.gemm({.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
-                       act_scales_.data() + group.first},
+                       act_scales_.data() + group.first, is_tiled(group.n, tiles_act_)},
                  .w = kernel_weight(expert(g).down),
                  .first_row = first_row,
                  .out = part,

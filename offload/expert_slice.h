@@ -50,11 +50,17 @@ class ExpertSlice {
     int64_t group;
     int first_row;
   };
+  // Rows of a group, at most a tile of them, which are tiled from entry `first` of the pairs on.
+  struct Tile {
+    int64_t group;
+    int first, n;
+  };
   Piece piece_at(int64_t item) const;
+  void tile_rows(Tile tile);
   const FfnWeights& expert(int64_t group) const;
   void encode_token(int64_t token);
   void activate(Piece piece, Piece next, float* up);
-  void encode_activated(const ExpertPairs::Group& group);
+  void encode_activated(const ExpertPairs::Group& group, int thread);
   void project(int first_row, float* part);
   void add_output(int64_t group, int first_row, int64_t next_group, int next_row, float* part);
 
@@ -65,8 +71,10 @@ class ExpertSlice {
   const int width_;  // columns of the slice
   Arena arena_;
   TensorView x_;            // [tokens, dim] encoded
+  TensorView tiles_;        // [pairs, dim] rows of x in tiles, group by group
   TensorView act_;          // [pairs, width] silu(gate) * up
-  TensorView encoded_act_;  // [pairs, width] the same, encoded
+  TensorView encoded_act_;  // [pairs, width] the same, encoded, in tiles where products take them
+  TensorView rows_;         // [threads * kRowsOfTile, width] encoded, before they are tiled
   TensorView sum_;          // [tokens, dim]
   TensorView part_;         // [threads * kGroupTokens, kRows] some rows of one expert's output
   std::vector<float> x_scales_, act_scales_;  // scales of encoded rows
@@ -79,11 +87,14 @@ class ExpertSlice {
   TensorView tokens_;                           // [tokens, dim]
   cpu::Activations x_of_pass_;
   cpu::ActivationType x_type_{}, act_type_{};
-  bool encodes_ = false;  // whether tokens are encoded before the first pass
+  bool encodes_ = false;                      // whether tokens are encoded before the first pass
+  bool tiles_x_ = false, tiles_act_ = false;  // whether the passes' products take tiled rows
+  std::vector<Tile> tiles_of_x_;              // made before the first pass
   int64_t n_tokens_ = 0, n_encoded_tokens_ = 0, n_pieces_ = 0;
   int pieces_ = 0;                            // pieces of a group in the first pass
   int second_rows_ = 0;                       // rows of an item in the second pass
   std::atomic<int64_t> tokens_left_;          // tokens to be encoded
+  std::vector<std::atomic<int>> untiled_;     // [groups] tiles of x to be made
   std::vector<std::atomic<int>> unfinished_;  // [groups] pieces of the first pass, plus encoding
 };
 

@@ -146,6 +146,46 @@ TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
     }
 }
 
+// Tiled rows give the bits of the rows that they were made from, in another order and with their
+// own scales. What lies behind the tiles may be read, but counts for nothing.
+TEST_P(KernelTest, GemmOfTiledRows) {
+  if (!t_.tile) return;
+  const int n = 80, k = 700, most = 75;
+  for (const DType dtype : kTypes) {
+    RandomModel store(with_block(128), dtype);
+    const Packed packed(t_, random_weight(store, n, k, dtype));
+    const cpu::Weight w = kernel_weight(packed.w);
+    if (!t_.takes_tiles(w)) continue;
+    if (dtype == DType::kF8E4M3) {  // scales that begin within a tile of columns
+      const Packed part(t_, columns_from(store, random_weight(store, n, k + 44, dtype), 44));
+      EXPECT_FALSE(t_.takes_tiles(kernel_weight(part.w)));
+    }
+    const cpu::ActivationType type = t_.activation[static_cast<int>(w.type)];
+    const Rows x(t_, type, normal(most * k), most, k, k);
+    std::vector<int32_t> order(most);
+    for (int i = 0; i < most; ++i) order[i] = (i * 7 + 3) % most;
+    for (const int m : {1, 2, 3, 15, 16, 17, 31, 32, 33, 48, 50, 64, 70}) {
+      cpu::GemmArgs product = {x.view, w, 0, nullptr, n, m, n, k};
+      product.x.rows = order.data();
+      std::vector<float> want(m * n), got(m * n, kNaN);
+      product.out = want.data();
+      t_.gemm(product);
+      std::vector<uint8_t> room(m * x.view.stride + cpu::kTileBytes + 64, 0xff);  // NaN
+      uint8_t* tiles = room.data();
+      tiles += -reinterpret_cast<uintptr_t>(tiles) % 64;
+      for (int i = 0; i < m; i += cpu::kRowsOfTile)
+        t_.tile({product.x, i, std::min(cpu::kRowsOfTile, m - i), k, tiles + i * x.view.stride});
+      product.x.data = tiles;
+      product.x.tiled = true;
+      product.out = got.data();
+      t_.gemm(product);
+      for (int i = 0; i < m * n; ++i)
+        ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i]))
+            << name_of(dtype) << " row " << i / n << " of " << m << " column " << i % n;
+    }
+  }
+}
+
 // One row has its own kernel for whole groups of panels with regular scales, and the general kernel
 // where a part of a matrix begins within a block of scales.
 TEST_P(KernelTest, GemmOfOneRowOfAPartOfAMatrix) {
@@ -467,10 +507,10 @@ TEST(KernelTables, FeaturesAreThoseOfTheProcessor) {
   EXPECT_EQ(cpu::extensions_here().avx512_bf16, bf16);
   const bool tiles = cpu::cpu_has(Feature::kAmxBf16) && cpu::cpu_has(Feature::kAmxInt8);
   const bool modern = vnni && has({"avx512vl", "avx512dq", "avx512vbmi"});
-  EXPECT_EQ(cpu::best_isa(), modern && tiles && bf16 ? cpu::Isa::kAmx
-                             : modern                ? cpu::Isa::kAvx512
-                             : avx2                  ? cpu::Isa::kAvx2
-                                                     : cpu::Isa::kReference);
+  EXPECT_EQ(cpu::best_isa(), modern && tiles && bf16 && has({"gfni"}) ? cpu::Isa::kAmx
+                             : modern                                 ? cpu::Isa::kAvx512
+                             : avx2                                   ? cpu::Isa::kAvx2
+                                                                      : cpu::Isa::kReference);
 }
 
 // Every page of the range is read, and nothing behind it, where memory ends.

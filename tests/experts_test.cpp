@@ -2,6 +2,7 @@
 // expert, more tokens for one expert than a group takes, weights that all differ.
 #include "tests/check_close.h"
 #include "tests/kernel_cases.h"
+#include "tests/kernel_tables.h"
 #include "tests/topologies.h"
 
 namespace tandem::test {
@@ -143,6 +144,39 @@ TEST(Experts, EveryFormatMatchesDoubleAndEveryBatchTheSameBits) {
           const std::vector<float> some = run(alone, routed.batch(c, first, n));
           ASSERT_TRUE(std::equal(some.begin(), some.end(), got.begin() + first * c.dim))
               << n << " tokens from " << first;
+        }
+      }
+    }
+  }
+}
+
+// Where products take tiled rows, experts with several rows get them. Expert 4 has every token, the
+// others less than a tile of them, and a single token none.
+TEST(Experts, TiledRows) {
+  ModelConfig c = config();
+  c.scale_block = 128;
+  c.expert_dim = 192;
+  Routed routed(c);
+  constexpr int kSome = 37;
+  for (const NamedTable& table : all_tables()) {
+    if (!table.kernels.tile) continue;
+    for (const DType stored_as : {DType::kF8E4M3, DType::kBF16}) {
+      RandomModel model(c, stored_as);
+      for (const std::optional<WeightFormat> format :
+           {std::optional<WeightFormat>(), {{DType::kI8}}, {{DType::kI4TwoLevel, 64}}}) {
+        SCOPED_TRACE(testing::Message()
+                     << table.name << " " << name_of(format ? format->dtype : stored_as));
+        const Converted w(table.kernels, model, format);
+        ASSERT_TRUE(table.kernels.takes_tiles(kernel_weight(w.expert(4).gate)));
+        const auto want =
+            expected(routed, c, Converted(cpu::kernels_for(cpu::Isa::kReference), model, format));
+        Team team(2);
+        CpuExperts experts(table.kernels, c, w.model.weights, kSome, team);
+        const std::vector<float> got = run(experts, routed.batch(c, 0, kSome));
+        for (int t = 0; t < kSome; ++t) {
+          expect_close(std::span(got).subspan(t * c.dim, c.dim), want[t], 0.05 * largest(want[t]));
+          const std::vector<float> one = run(experts, routed.batch(c, t, 1));
+          ASSERT_TRUE(std::equal(one.begin(), one.end(), got.begin() + t * c.dim)) << t;
         }
       }
     }

@@ -9,37 +9,44 @@ void avx512_gemm_int8(const GemmArgs&);
 
 namespace {
 
+// Up to this many rows are multiplied by vectors: a tile of w costs the same for one row as for
+// several.
+constexpr int kVectorRows = 2;
+
 void gemm_by_tiles(const GemmArgs& a) {
-  configure_tiles();
+  configure_tiles_for(a.m);
   Room<ByteProduct> room;
   const int per_step = columns_of_step(a.w.type);
-  const float unit = a.w.type == WeightType::kI4 ? 1 / 16.f : 1;
-  const Order order = {
-      .part = ByteProduct::kColumns, .ahead = Room<ByteProduct>::kBytes, .unit = unit};
-  multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
+  const Order order = {.part = ByteProduct::kColumns,
+                       .ahead = bytes_ahead(a.m, ByteProduct::kColumns / per_step * kStepBytes)};
+  multiply(a, order, [&](const Block& b, int first, int m, Sum* sums) {
     if (a.w.type == WeightType::kI8) {
-      tiles_in_place(b, per_step, room);
-    } else if (a.w.type == WeightType::kI4) {
-      widen_tiles(b, per_step, room, [](int, int, __m512i step, __m512i* low, __m512i* high) {
-        widen_i4(step, low, high);
-      });
+      add_tiles(a, b, first, m, sums, room, StoredTiles(b, per_step, room));
     } else {
+      // The group's multipliers are read at its first step and at that of every tile.
       const int group = b.group / per_step, shift = __builtin_ctz(group);
+      const int each = min(group, kStepsMultiple / 2);
       Multipliers of_group;
-      widen_tiles(b, per_step, room,
-                  [&](int panel, int s, __m512i step, __m512i* low, __m512i* high) {
-                    if ((s & (group - 1)) == 0)
-                      of_group = multipliers_of(b.multipliers[panel] + (s >> shift) * kMultipliers);
-                    widen_i4(step, of_group, low, high);
-                  });
+      add_tiles(
+          a, b, first, m, sums, room,
+          WidenedTiles(
+              b, per_step, room, [&](int panel, int s, __m512i step, __m512i* low, __m512i* high) {
+                if ((s & (each - 1)) == 0)
+                  of_group = multipliers_of(b.multipliers[panel] + (s >> shift) * kMultipliers);
+                widen_i4(step, of_group, low, high);
+              }));
     }
-    add_tiles<ByteProduct>(a, b, first, m, sums, room);
   });
   _tile_release();
 }
 
 }  // namespace
 
-void amx_gemm_int8(const GemmArgs& a) { a.m > kFewRows ? gemm_by_tiles(a) : avx512_gemm_int8(a); }
+// INT4 with BF16 scales adds its results to the sums after every 32 columns or so, which takes
+// tiles twice the time of vectors.
+void amx_gemm_int8(const GemmArgs& a) {
+  const bool by_vectors = a.w.type == WeightType::kI4 || (a.m <= kVectorRows && !a.x.tiled);
+  by_vectors ? avx512_gemm_int8(a) : gemm_by_tiles(a);
+}
 
 }  // namespace tandem::cpu

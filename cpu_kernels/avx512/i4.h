@@ -11,7 +11,7 @@ __m512i second_of_i4(__m512i step) {
 }
 __m512i first_of_i4(__m512i step) { return second_of_i4(_mm512_slli_epi16(step, 4)); }
 
-void widen_i4(__m512i step, __m512i* first, __m512i* second) {
+[[maybe_unused]] void widen_i4(__m512i step, __m512i* first, __m512i* second) {
   *first = first_of_i4(step);
   *second = second_of_i4(step);
 }

@@ -713,6 +713,20 @@ inline __m512i _mm512_maskz_expand_epi32(__mmask16 k, __m512i v) {
 inline __mmask16 _mm512_kand(__mmask16 a, __mmask16 b) { return a & b; }
 inline __mmask16 _mm512_kor(__mmask16 a, __mmask16 b) { return a | b; }
 inline __mmask16 _mm512_knot(__mmask16 a) { return ~a; }
+// Every bit of a result is the parity of the bits of x that a row of the matrix selects, the last
+// row for the lowest bit, exclusive or the same bit of b.
+inline __m512i _mm512_gf2p8affine_epi64_epi8(__m512i x, __m512i matrix, int b) {
+  auto rows = emulate::lanes<uint8_t>(matrix);
+  return emulate::convert<uint8_t, __m512i, uint8_t>(x, [&, i = 0](uint8_t v) mutable {
+    uint8_t result = 0;
+    for (int bit = 0; bit < 8; ++bit) {
+      const int parity = __builtin_parity(v & rows[i / 8 * 8 + 7 - bit]);
+      result |= static_cast<uint8_t>((parity ^ (b >> bit & 1)) << bit);
+    }
+    ++i;
+    return result;
+  });
+}
 inline __mmask16 _mm512_kunpackb(__mmask16 high, __mmask16 low) { return high << 8 | (low & 255); }
 inline __mmask16 _cvtu32_mask16(unsigned x) { return x; }
 inline unsigned _cvtmask16_u32(__mmask16 k) { return k; }
