@@ -64,9 +64,8 @@ void WorkerExperts::begin_step(std::span<const Batch>, int n_micro_batches) {
   check(n_micro_batches <= std::ssize(works_), "micro-batches that have a ticket");
   take_links();
   end_tickets();
-  take_in_newcomers();
-  workers_.forget();
-  uses_.resize(workers_.size());
+  workers_.begin_step();
+  make_room_for_workers();
   n_micro_batches_ = n_micro_batches;
   seconds_waited_ = 0;
 }
@@ -138,12 +137,10 @@ void WorkerExperts::encode(const ExpertBatch& batch) {
   });
 }
 
-// The only call of a step that may allocate: a worker joins once.
-bool WorkerExperts::take_in_newcomers() {
-  if (!workers_.take_in()) return false;
+// Allocates only in a step with more workers than all before.
+void WorkerExperts::make_room_for_workers() {
   uses_.resize(workers_.size());
   waited_.reserve(workers_.size());
-  return true;
 }
 
 // The calls below use the links on the thread that computes steps, from take_links() on.
@@ -277,7 +274,10 @@ void WorkerExperts::await(const Work& work) {
     if (work.rows.is_done()) break;
     const std::vector<ShardPart>& parts = work.rows.parts();
     const auto waits = [](const ShardPart& part) { return part.state == State::kWaits; };
-    if (std::any_of(parts.begin(), parts.end(), waits) && take_in_newcomers()) continue;
+    if (std::any_of(parts.begin(), parts.end(), waits) && workers_.take_in()) {
+      make_room_for_workers();
+      continue;
+    }
     for (const ShardPart& part : parts)
       if (waits(part)) require_patience(part);
     waiter_->wait(waited(), nullptr, longest_sleep());

@@ -72,7 +72,7 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   void compute_local(Work& work);
   void add(const Work& work, TensorView y);
   TensorView sums_of(const ExpertBatch& batch) const;
-  bool take_in_newcomers();
+  void make_room_for_workers();
   void take_links();
   void leave_links();
   void carry();

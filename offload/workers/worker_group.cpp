@@ -25,7 +25,7 @@ void move_links(Links& from, Links& to, IsToGo is_to_go) {
 }  // namespace
 
 WorkerGroup::WorkerGroup(Parts parts, Links links, const std::vector<WorkerWelcome>& welcomes)
-    : p_(std::move(parts)), links_(std::move(links)) {
+    : p_(std::move(parts)), shards_(p_.needs.shards), links_(std::move(links)) {
   for (size_t w = 0; w < links_.size(); ++w)
     links_[w]->keep(welcomes[w], p_.needs.max_rows, p_.changed);
 }
@@ -82,7 +82,7 @@ void WorkerGroup::leave_unless_needed(WorkerLink& link) {
 std::vector<int> WorkerGroup::experts_of_no_other(const WorkerLink& link) const {
   const std::vector<WorkerLink*> all = present();
   std::vector<int> experts;
-  for (const Shard& shard : shards()) {
+  for (const Shard& shard : p_.needs.shards) {
     if (shard.owners.empty() || !owns(link.welcome(), shard)) continue;
     const bool has_other = std::any_of(all.begin(), all.end(), [&](const WorkerLink* other) {
       return other != &link && other->is_known() && other->is_up() && owns(other->welcome(), shard);
@@ -108,6 +108,19 @@ std::vector<WorkerStatus> WorkerGroup::status() const {
 
 bool WorkerGroup::take_in() {
   const std::lock_guard lock(mutex_);
+  return take_in_newcomers();
+}
+
+// With one lock: update() leaves a worker because of another one that is perhaps not taken in yet.
+void WorkerGroup::begin_step() {
+  const std::lock_guard lock(mutex_);
+  take_in_newcomers();
+  const int n_before = size();
+  move_links(links_, forgotten_, [](const WorkerLink& link) { return link.leaves(); });
+  if (size() != n_before) set_owners();
+}
+
+bool WorkerGroup::take_in_newcomers() {
   const int n_before = size();
   move_links(newcomers_, links_, [](const WorkerLink& link) { return link.is_known(); });
   if (size() == n_before) return false;
@@ -115,15 +128,8 @@ bool WorkerGroup::take_in() {
   return true;
 }
 
-void WorkerGroup::forget() {
-  const std::lock_guard lock(mutex_);
-  const int n_before = size();
-  move_links(links_, forgotten_, [](const WorkerLink& link) { return link.leaves(); });
-  if (size() != n_before) set_owners();
-}
-
 void WorkerGroup::set_owners() {
-  for (Shard& shard : p_.needs.shards) {
+  for (Shard& shard : shards_) {
     if (shard.owners.empty()) continue;  // the backbone has its experts
     shard.owners.clear();
     for (int w = 0; w < size(); ++w)

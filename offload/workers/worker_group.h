@@ -34,15 +34,15 @@ class WorkerGroup {
   std::vector<WorkerStatus> status() const;
 
   // What follows is for the thread that computes steps; the others change none of it.
-  // Workers that have come get the next numbers. Returns whether there are any.
+  // Workers that have come get the next numbers, also in the middle of a step. Returns whether
+  // there are any.
   bool take_in();
-  // Forgets workers that were left, so that others get their numbers. Called between steps, after
-  // take_in().
-  void forget();
+  // The same between steps. Forgets workers that were left, so that others get their numbers.
+  void begin_step();
   int size() const { return static_cast<int>(links_.size()); }
   WorkerLink& operator[](int worker) const { return *links_[worker]; }
   // The experts of a shard stay the same, and each keeps an owner.
-  const std::vector<Shard>& shards() const { return p_.needs.shards; }
+  const std::vector<Shard>& shards() const { return shards_; }
   RowType row_type() const { return p_.needs.rows; }
 
  private:
@@ -50,10 +50,13 @@ class WorkerGroup {
   WorkerLink* link_to(const std::string& address) const;
   void leave_unless_needed(WorkerLink& link);
   std::vector<int> experts_of_no_other(const WorkerLink& link) const;
+  bool take_in_newcomers();
   void set_owners();
 
-  Parts p_;
-  std::vector<std::unique_ptr<WorkerLink>> links_;  // changed with the mutex, by steps' thread
+  const Parts p_;  // the owners of its shards are those of the start
+  // The thread of steps changes both, links_ with the mutex.
+  std::vector<Shard> shards_;
+  std::vector<std::unique_ptr<WorkerLink>> links_;
 
   mutable std::mutex mutex_;                            // guards what follows
   std::vector<std::unique_ptr<WorkerLink>> newcomers_;  // not taken in yet
