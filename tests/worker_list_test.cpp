@@ -103,7 +103,7 @@ class Seen {
   // Waits for the first list that is not this one.
   Addresses other_than(const Addresses& before) {
     for (int i = 0; i < 1000; ++i) {
-      const Addresses now = addresses();
+      Addresses now = addresses();
       if (!now.empty() && now != before) return now;
       std::this_thread::sleep_for(milliseconds(5));
     }
@@ -145,7 +145,7 @@ class Seen {
   Addresses addresses() { return lock(addresses_); }
   Addresses resolve(const std::string& name) {
     if (!name.starts_with("pods")) return {name};
-    const Addresses found = lock(found_);
+    Addresses found = lock(found_);
     if (found.empty()) throw ConnectionError("Host not found");
     return found;
   }

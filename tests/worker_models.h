@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/conversation.h"
 #include "tests/error_of.h"
 #include "tests/plain_engine.h"
 #include "tests/whole_models.h"

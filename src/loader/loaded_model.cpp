@@ -152,8 +152,7 @@ constexpr std::chrono::seconds kGpuPatience(12);
 }  // namespace
 
 void require_runs_on_ranks(const ModelOptions& options) {
-  require(!options.workers.any(),
-          "--workers: ranks do not use workers: leave one of them out");
+  require(!options.workers.any(), "--workers: ranks do not use workers: leave one of them out");
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
