@@ -259,6 +259,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "all ranks that exchange rows (--dp)");
   add_generate_options(*run, o);
   add_workers(*run, o.model.workers);
+  add_workers_file(*run, o.model.workers);
   add_ranks(*run, o.n_ranks, o.model);
 
   CLI::App* chat =
@@ -266,6 +267,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
           "  tandem chat\n  tandem chat ./DeepSeek-R1 --ctx 32768 --system \"Answer briefly.\"");
   add_generate_options(*chat, o);
   add_workers(*chat, o.model.workers);
+  add_workers_file(*chat, o.model.workers);
   add_ranks(*chat, o.n_ranks, o.model);
 
   CLI::App* serve = add(
@@ -281,6 +283,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   add_simulated_routing(*serve, o.model.simulated_routing);
   add_draft(*serve, o.model.draft, o.model.draft_tokens);
   add_workers(*serve, o.model.workers);
+  add_workers_file(*serve, o.model.workers);
   add_ranks(*serve, o.n_ranks, o.model);
 
   CLI::App* inspect =

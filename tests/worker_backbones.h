@@ -1,5 +1,6 @@
 // Backbones as threads of a test: pools of expert workers, and the sums that they must give.
 #pragma once
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -65,6 +66,32 @@ struct Local {
   }
 };
 
+// What is said from any thread.
+class Lines {
+ public:
+  std::function<void(const std::string&)> sink() {
+    return [this](const std::string& line) {
+      const std::lock_guard lock(mutex_);
+      lines_.push_back(line);
+    };
+  }
+  int count(const std::string& part) const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(std::count_if(lines_.begin(), lines_.end(), [&](const auto& line) {
+      return line.find(part) != line.npos;
+    }));
+  }
+  void await(const std::string& part) const {
+    for (int i = 0; i < 2000 && count(part) == 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_GT(count(part), 0) << part;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
 // A pool of the workers at these addresses.
 class Backbone {
  public:
@@ -73,13 +100,17 @@ class Backbone {
     std::chrono::milliseconds deadline = std::chrono::milliseconds(400);
     int max_tokens = kMostTokens;
     int micro_batches = 1;
+    Lines* notes = nullptr;
+    Lines* warnings = nullptr;
   };
   Backbone(Local& local, const std::vector<std::string>& addresses, const Options& options)
       : dim_(local.dim) {
     std::vector<std::unique_ptr<WorkerLink>> links;
     for (const std::string& address : addresses) {
       links.push_back(std::make_unique<WorkerLink>(
-          *transport_, WorkerLinkOptions{.address = address, .deadline = options.deadline}));
+          *transport_,
+          WorkerLinkOptions{
+              .address = address, .deadline = options.deadline, .note = sink_of(options.notes)}));
       welcomes_.push_back(links.back()->ask());
     }
     pool_.emplace(WorkerExpertsParts{.welcomes = welcomes_,
@@ -90,21 +121,30 @@ class Backbone {
                                      .team = local.all.team,
                                      .max_tokens = options.max_tokens,
                                      .patience = options.patience,
-                                     .micro_batches = options.micro_batches},
+                                     .micro_batches = options.micro_batches,
+                                     .warn = sink_of(options.warnings)},
                   std::move(links));
     EXPECT_TRUE(pool_->await_workers());
   }
   Backbone(Local& local, const std::vector<std::string>& addresses)
       : Backbone(local, addresses, Options()) {}
 
+  // As the only layer of a step.
   std::vector<float> sums(Inputs& inputs, int layer) {
     std::vector<float> y(inputs.n * dim_, 0.5f);
+    pool_->begin_step({}, 1);
     pool_->add_to(pool_->submit(inputs.batch(layer)), {y.data(), inputs.n, dim_, dim_});
     return y;
   }
   WorkerExperts& pool() { return *pool_; }
   const std::vector<Shard>& shards() const { return pool_->shards(); }
   WorkerStatus status(int worker) const { return pool_->workers()[worker]; }
+  // Nothing: it is not one of the workers.
+  std::optional<WorkerStatus> status_of(const std::string& address) const {
+    for (const WorkerStatus& worker : pool_->workers())
+      if (worker.address == address) return worker;
+    return {};
+  }
   // Waits until the worker is up, or down.
   void await(int worker, bool is_up) {
     for (int i = 0; i < 2000 && status(worker).is_up != is_up; ++i)
@@ -113,6 +153,10 @@ class Backbone {
   }
 
  private:
+  static std::function<void(const std::string&)> sink_of(Lines* lines) {
+    return lines ? lines->sink() : [](const std::string&) {};
+  }
+
   const int dim_;
   const std::unique_ptr<Transport> transport_ = tcp_transport();
   std::vector<WorkerWelcome> welcomes_;

@@ -65,7 +65,12 @@ def server_of(workers, *arguments):
 
 def is_up(server, worker):
     _, text = server.get("/metrics")
-    return re.search(rf'^tandem:worker_up{{[^}}]*worker="{worker.address}"}} (\d)$', text, re.M)[1] == "1"
+    up = re.search(rf'^tandem:worker_up{{[^}}]*worker="{worker.address}"}} (\d)$', text, re.M)
+    return up is not None and up[1] == "1"
+
+
+def is_reported(server, worker):
+    return f'worker="{worker.address}"' in server.get("/metrics")[1]
 
 
 def metric_of(server, name, worker):
@@ -211,6 +216,62 @@ class OneOwner(unittest.TestCase):
         self.assertEqual(worker.stop(), 0)
 
 
+class ComeAndGo(unittest.TestCase):
+    def test_a_list_that_changes(self):
+        alone = Server("--threads", "1").wait_ready()
+        want = {question: text_of(alone, question) for question in QUESTIONS}
+        self.assertEqual(alone.stop(), 0)
+        first, second, third = Worker("4-11"), Worker("4-11"), Worker()
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/workers"
+
+            def write(*lines):
+                with open(file, "w", encoding="utf-8") as out:
+                    out.write("# the workers of this test\n" + "".join(f"{line}\n" for line in lines))
+
+            write(first.address)
+            server = Server("--workers-file", file, "--worker-patience", "30", "--threads", "1").wait_ready()
+            streams = Streams(server, 8)
+            streams.wait_for_more()
+            with self.subTest("a newcomer shares the load"):
+                write(first.address, second.address)
+                wait_for(lambda: is_up(server, second), "the newcomer is up")
+                self.assertEqual(metric_of(server, "joined", first), 0)
+                self.assertEqual(metric_of(server, "joined", second), 1)
+                before = [metric_of(server, "requests_total", worker) for worker in (first, second)]
+                streams.wait_for_more()
+                both = [metric_of(server, "requests_total", worker) - n for worker, n in zip((first, second), before)]
+                self.assertLess(abs(both[0] - both[1]), 0.5 * max(both), both)
+            with self.subTest("it takes over from one that is killed"):
+                first.kill()
+                wait_for(lambda: not is_up(server, first), "the first worker is down")
+                streams.wait_for_more()
+            with self.subTest("what is wrong is told, and changes nothing"):
+                write(second.address, "127.0.0.1")
+                wait_for(lambda: any("line 3: 127.0.0.1: an address is HOST:PORT" in line for line in server.lines), "the error is told")
+                self.assertTrue(is_reported(server, first))
+            with self.subTest("one that is not listed is forgotten, and may end"):
+                write(second.address, third.address)
+                wait_for(lambda: is_up(server, third) and not is_reported(server, first), "the list is used")
+                write(third.address)
+                wait_for(lambda: not is_reported(server, second), "the second worker is left")
+                streams.wait_for_more()
+                self.assertEqual(second.stop(), 0)
+                streams.wait_for_more()
+            with self.subTest("the last owner stays"):
+                write("127.0.0.1:1")
+                said = f"worker {third.address} is not listed any more, but no other worker that is up has experts 4-11"
+                wait_for(lambda: any(said in line for line in server.lines), "the last owner is named")
+                streams.wait_for_more()
+                self.assertTrue(is_up(server, third))
+            answers = streams.end()
+            for question, errors, text in answers:
+                self.assertEqual((errors, text), ([], want[question]))
+            print(f"{len(answers)} answers while workers came and went, none lost")
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(third.stop(), 0)
+
+
 class Commands(unittest.TestCase):
     def run_tandem(self, *arguments, status=0):
         done = subprocess.run([TANDEM, *arguments], capture_output=True, text=True, timeout=120)
@@ -250,6 +311,15 @@ class Commands(unittest.TestCase):
         self.assertIn("does not answer: Connection refused",
                       self.refused(*same, "--workers", worker.address, "--worker-patience", "0.2", status=1))
         self.assertIn("an address is HOST:PORT", self.refused(*same, "--workers", "nonsense"))
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/workers"
+            self.assertIn("cannot open", self.refused(*same, "--workers-file", file))
+            with open(file, "w", encoding="utf-8") as out:
+                out.write("# one\n\nhttp://127.0.0.1:1\n")
+            self.assertIn(f"{file} line 3: http://127.0.0.1:1: an address is HOST:PORT",
+                          self.refused(*same, "--workers-file", file))
+            self.assertIn(f"--workers a:1 and --workers-file {file}: give one of them",
+                          self.refused(*same, "--workers-file", file, "--workers", "a:1"))
         self.assertIn("--worker-deadline 1: must be", self.refused(*same, "--worker-deadline", "1"))
         self.assertIn("--worker-patience -1: must be", self.refused(*same, "--worker-patience", "-1"))
         for arguments, said in (

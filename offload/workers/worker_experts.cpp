@@ -14,45 +14,30 @@ constexpr int kMostLost = 6;
 // Answers that the buffers of the sockets may not hold.
 constexpr int64_t kMuchBytes = 1 << 18;
 
-std::vector<std::vector<bool>> owned_by(const std::vector<WorkerWelcome>& welcomes) {
-  std::vector<std::vector<bool>> owned;
-  for (const WorkerWelcome& welcome : welcomes) owned.push_back(welcome.experts);
-  return owned;
-}
-
-// Rows travel as BF16 where all workers round them to that anyway.
-RowType row_type(const std::vector<WorkerWelcome>& welcomes) {
-  const bool bf16 = std::all_of(welcomes.begin(), welcomes.end(),
-                                [](const WorkerWelcome& welcome) { return welcome.takes_bf16; });
-  return bf16 ? RowType::kBf16 : RowType::kF32;
-}
-
 }  // namespace
 
 WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
                              std::vector<std::unique_ptr<WorkerLink>> links)
     : p_(parts),
-      shards_(shards_of(owned_by(parts.welcomes), parts.config.router.n_experts)),
       shape_{.n_active = parts.config.router.n_active,
              .dim = static_cast<int32_t>(parts.config.dim),
              .max_rows = parts.max_tokens},
-      row_type_(row_type(parts.welcomes)),
       waiter_(parts.transport.waiter()),
-      uses_(links.size()),
-      links_(std::move(links)),
+      workers_({parts.transport, *waiter_, needs_of(parts.welcomes, parts.max_tokens), parts.warn},
+               std::move(links), parts.welcomes),
+      row_type_(workers_.row_type()),
+      uses_(workers_.size()),
       carry_([this] { carry(); }) {
-  for (size_t s = 0; s < shards_.size(); ++s)
-    if (shards_[s].owners.empty()) local_shard_ = static_cast<int>(s);
-  const int n_remote = static_cast<int>(shards_.size()) - (local_shard_ >= 0 ? 1 : 0);
+  for (size_t s = 0; s < shards().size(); ++s)
+    if (shards()[s].owners.empty()) local_shard_ = static_cast<int>(s);
+  const int n_remote = static_cast<int>(shards().size()) - (local_shard_ >= 0 ? 1 : 0);
   most_answers_ = std::min(n_remote, shape_.n_active);
   for (int i = 0; i < n_tickets(p_.micro_batches); ++i)
-    works_.push_back({ShardedBatch(shards_, shape_, most_tokens_of(i, p_.max_tokens))});
+    works_.push_back({ShardedBatch(shards(), shape_, most_tokens_of(i, p_.max_tokens))});
   const int64_t n_values = int64_t{p_.max_tokens} * shape_.dim;
   if (row_type_ == RowType::kBf16) encoded_ = Buffer(n_values * bytes_of(row_type_));
   sums_ = Buffer(n_values * most_answers_ * int64_t{sizeof(float)});
-  waited_.reserve(links_.size());
-  for (size_t w = 0; w < links_.size(); ++w)
-    links_[w]->keep(p_.welcomes[w], p_.max_tokens, *waiter_);
+  waited_.reserve(workers_.size());
 }
 
 WorkerExperts::~WorkerExperts() {
@@ -63,8 +48,9 @@ WorkerExperts::~WorkerExperts() {
 bool WorkerExperts::await_workers() {
   const auto until = Clock::now() + p_.patience;
   const auto all_up = [&] {
-    return std::all_of(links_.begin(), links_.end(),
-                       [](const auto& link) { return link->is_up(); });
+    const std::vector<WorkerStatus> all = workers();
+    return std::all_of(all.begin(), all.end(),
+                       [](const WorkerStatus& worker) { return worker.is_up; });
   };
   while (!all_up()) {
     if (Clock::now() >= until) return false;
@@ -78,6 +64,8 @@ void WorkerExperts::begin_step(std::span<const Batch>, int n_micro_batches) {
   check(n_micro_batches <= std::ssize(works_), "micro-batches that have a ticket");
   take_links();
   end_tickets();
+  workers_.begin_step();
+  make_room_for_workers();
   n_micro_batches_ = n_micro_batches;
   seconds_waited_ = 0;
 }
@@ -149,6 +137,12 @@ void WorkerExperts::encode(const ExpertBatch& batch) {
   });
 }
 
+// Allocates only in a step with more workers than all before.
+void WorkerExperts::make_room_for_workers() {
+  uses_.resize(workers_.size());
+  waited_.reserve(workers_.size());
+}
+
 // The calls below use the links on the thread that computes steps, from take_links() on.
 void WorkerExperts::take_links() {
   if (!is_carrying_) return;
@@ -160,9 +154,9 @@ void WorkerExperts::take_links() {
 
 // The backbone computes next. A link without requests is free for its own thread.
 void WorkerExperts::leave_links() {
-  for (size_t w = 0; w < links_.size(); ++w)
-    if (uses_[w] == Use::kTaken && links_[w]->n_requests() == 0) {
-      links_[w]->release();
+  for (int w = 0; w < workers_.size(); ++w)
+    if (uses_[w] == Use::kTaken && workers_[w].n_requests() == 0) {
+      workers_[w].release();
       uses_[w] = Use::kNone;
     }
   if (!carries_much()) return;
@@ -173,8 +167,8 @@ void WorkerExperts::leave_links() {
 
 // Whether the sockets' buffers may not hold what travels until the next call.
 bool WorkerExperts::carries_much() const {
-  for (size_t w = 0; w < links_.size(); ++w)
-    if (uses_[w] == Use::kTaken && !links_[w]->is_sent()) return true;
+  for (int w = 0; w < workers_.size(); ++w)
+    if (uses_[w] == Use::kTaken && !workers_[w].is_sent()) return true;
   int64_t bytes = 0;
   for (const Work& work : works_)
     for (const ShardPart& part : work.rows.parts())
@@ -186,11 +180,11 @@ bool WorkerExperts::carries_much() const {
 // On the courier's thread. Lost workers are replaced by the next exchange().
 void WorkerExperts::carry() {
   while (!stops_carrying_) {
-    for (size_t w = 0; w < links_.size(); ++w)
-      if (uses_[w] == Use::kTaken && !links_[w]->progress(*this)) uses_[w] = Use::kLost;
+    for (int w = 0; w < workers_.size(); ++w)
+      if (uses_[w] == Use::kTaken && !workers_[w].progress(*this)) uses_[w] = Use::kLost;
     bool any = false;
-    for (size_t w = 0; w < links_.size(); ++w)
-      any = any || (uses_[w] == Use::kTaken && links_[w]->n_requests() > 0);
+    for (int w = 0; w < workers_.size(); ++w)
+      any = any || (uses_[w] == Use::kTaken && workers_[w].n_requests() > 0);
     if (!any) return;
     waiter_->wait(waited(), nullptr, longest_sleep());
   }
@@ -198,9 +192,9 @@ void WorkerExperts::carry() {
 
 // Sends and receives what it can without waiting.
 void WorkerExperts::exchange() {
-  for (size_t w = 0; w < links_.size(); ++w) {
-    if (uses_[w] == Use::kTaken && !links_[w]->progress(*this)) uses_[w] = Use::kLost;
-    if (uses_[w] == Use::kLost) lost(static_cast<int>(w));
+  for (int w = 0; w < workers_.size(); ++w) {
+    if (uses_[w] == Use::kTaken && !workers_[w].progress(*this)) uses_[w] = Use::kLost;
+    if (uses_[w] == Use::kLost) lost(w);
   }
   send_waiting();
 }
@@ -235,13 +229,13 @@ int WorkerExperts::best_owner(const Work& work, const ShardPart& part) const {
   int best = -1;
   for (size_t i = 0; i < owners.size(); ++i) {
     const int worker = owners[(i + batch.layer + batch.micro_batch) % owners.size()];
-    if (links_[worker]->is_up() && (best < 0 || rows_of(worker) < rows_of(best))) best = worker;
+    if (workers_[worker].is_up() && (best < 0 || rows_of(worker) < rows_of(best))) best = worker;
   }
   return best;
 }
 
 void WorkerExperts::send(Work& work, ShardPart& part, int worker) {
-  WorkerLink& link = *links_[worker];
+  WorkerLink& link = workers_[worker];
   if (uses_[worker] == Use::kNone && link.take()) uses_[worker] = Use::kTaken;
   if (uses_[worker] != Use::kTaken) return;
   const ExpertBatch& batch = work.rows.batch();
@@ -269,7 +263,7 @@ void WorkerExperts::lost(int worker) {
         ++part.n_lost;
       }
   uses_[worker] = Use::kNone;
-  links_[worker]->release();
+  workers_[worker].release();
 }
 
 // Sends and receives until the ticket's parts are answered.
@@ -278,8 +272,14 @@ void WorkerExperts::await(const Work& work) {
   while (true) {
     exchange();
     if (work.rows.is_done()) break;
-    for (const ShardPart& part : work.rows.parts())
-      if (part.state == State::kWaits) require_patience(part);
+    const std::vector<ShardPart>& parts = work.rows.parts();
+    const auto waits = [](const ShardPart& part) { return part.state == State::kWaits; };
+    if (std::any_of(parts.begin(), parts.end(), waits) && workers_.take_in()) {
+      make_room_for_workers();
+      continue;
+    }
+    for (const ShardPart& part : parts)
+      if (waits(part)) require_patience(part);
     waiter_->wait(waited(), nullptr, longest_sleep());
   }
   seconds_waited_ += seconds_since(begin);
@@ -287,10 +287,10 @@ void WorkerExperts::await(const Work& work) {
 
 // Throws StepFailed if the part has had no owner for longer than that.
 void WorkerExperts::require_patience(const ShardPart& part) {
-  Clock::time_point since = links_[part.shard->owners.front()]->down_since();
+  Clock::time_point since = workers_[part.shard->owners.front()].down_since();
   for (const int worker : part.shard->owners) {
-    if (links_[worker]->is_up()) return;
-    since = std::max(since, links_[worker]->down_since());
+    if (workers_[worker].is_up()) return;
+    since = std::max(since, workers_[worker].down_since());
   }
   if (Clock::now() - since < p_.patience) return;
   fail(fmt::format("experts {} have had no worker for {:g} s: {}: start one of them again",
@@ -300,8 +300,8 @@ void WorkerExperts::require_patience(const ShardPart& part) {
 std::string WorkerExperts::owners_of(const ShardPart& part) const {
   std::string owners;
   for (const int worker : part.shard->owners)
-    owners += fmt::format("{}{} ({})", owners.empty() ? "" : ", ", links_[worker]->address(),
-                          links_[worker]->why_down());
+    owners += fmt::format("{}{} ({})", owners.empty() ? "" : ", ", workers_[worker].address(),
+                          workers_[worker].why_down());
   return owners;
 }
 
@@ -318,10 +318,10 @@ void WorkerExperts::end_tickets() {
     p_.local.add_to(0, {sums_.data(), p_.max_tokens, shape_.dim, shape_.dim});
     has_local_sums_ = false;
   }
-  for (size_t w = 0; w < links_.size(); ++w) {
+  for (int w = 0; w < workers_.size(); ++w) {
     if (uses_[w] == Use::kNone) continue;
-    if (uses_[w] == Use::kTaken && links_[w]->n_requests() > 0) links_[w]->drop();
-    links_[w]->release();
+    if (uses_[w] == Use::kTaken && workers_[w].n_requests() > 0) workers_[w].drop();
+    workers_[w].release();
     uses_[w] = Use::kNone;
   }
   for (Work& work : works_) work.is_submitted = false;
@@ -330,15 +330,15 @@ void WorkerExperts::end_tickets() {
 // A worker's silence is noticed in time, and so is one that comes back.
 std::chrono::nanoseconds WorkerExperts::longest_sleep() const {
   std::chrono::nanoseconds longest = std::chrono::milliseconds(100);
-  for (const auto& link : links_)
-    longest = std::min<std::chrono::nanoseconds>(longest, link->deadline() / 4);
+  for (int w = 0; w < workers_.size(); ++w)
+    longest = std::min<std::chrono::nanoseconds>(longest, workers_[w].deadline() / 4);
   return longest;
 }
 
 std::span<MessageConnection* const> WorkerExperts::waited() {
   waited_.clear();
-  for (size_t w = 0; w < links_.size(); ++w)
-    if (uses_[w] == Use::kTaken) waited_.push_back(links_[w]->connection());
+  for (int w = 0; w < workers_.size(); ++w)
+    if (uses_[w] == Use::kTaken) waited_.push_back(workers_[w].connection());
   return waited_;
 }
 
@@ -364,13 +364,7 @@ void WorkerExperts::answered(uint64_t number) {
   ShardPart* const part = request_of(number).part;
   check(part != nullptr, "an answer that has a place");
   part->state = State::kAnswered;
-  links_[part->worker]->add_round_trip(seconds_since(part->sent_at));
-}
-
-std::vector<WorkerStatus> WorkerExperts::workers() const {
-  std::vector<WorkerStatus> all;
-  for (const auto& link : links_) all.push_back(link->status());
-  return all;
+  workers_[part->worker].add_round_trip(seconds_since(part->sent_at));
 }
 
 }  // namespace tandem

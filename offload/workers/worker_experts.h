@@ -13,7 +13,7 @@
 #include "core/memory.h"
 #include "offload/cpu_experts.h"
 #include "offload/workers/sharded_batch.h"
-#include "offload/workers/worker_link.h"
+#include "offload/workers/worker_group.h"
 
 namespace tandem {
 
@@ -28,6 +28,8 @@ struct WorkerExpertsParts {
   // How long a step waits for a worker where all owners of an expert are down.
   std::chrono::duration<double> patience{10};
   int micro_batches = 1;  // of every step, or kMeasured
+  // Called with one line: what the user should know.
+  std::function<void(const std::string&)> warn = [](const std::string&) {};
 };
 
 // Each micro-batch of a step has its requests under way while the backbone computes others. The
@@ -41,6 +43,9 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
 
   // Waits until all workers are up, for at most `patience`, and returns whether they are.
   bool await_workers();
+  // Workers that come and go: WorkerGroup's update() and is_up().
+  void update_workers(const std::vector<std::string>& listed) { workers_.update(listed); }
+  bool is_up(const std::string& address) const { return workers_.is_up(address); }
 
   // Also for a micro-batch without rows for workers: it must not overtake those before it, whose
   // keys it needs in the next layer.
@@ -49,8 +54,8 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   void begin_step(std::span<const Batch> replicas, int n_micro_batches) override;
   int micro_batches(std::span<const Batch>, bool) const override { return p_.micro_batches; }
   std::optional<double> seconds_waited() const override { return seconds_waited_; }
-  std::vector<WorkerStatus> workers() const override;
-  const std::vector<Shard>& shards() const { return shards_; }
+  std::vector<WorkerStatus> workers() const override { return workers_.status(); }
+  const std::vector<Shard>& shards() const { return workers_.shards(); }
 
  private:
   // A ticket.
@@ -67,6 +72,7 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   void compute_local(Work& work);
   void add(const Work& work, TensorView y);
   TensorView sums_of(const ExpertBatch& batch) const;
+  void make_room_for_workers();
   void take_links();
   void leave_links();
   void carry();
@@ -94,10 +100,10 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   enum class Use : uint8_t { kNone, kTaken, kLost };
 
   const WorkerExpertsParts p_;
-  const std::vector<Shard> shards_;
   const RequestShape shape_;
-  const RowType row_type_;
   const std::unique_ptr<MessageWaiter> waiter_;
+  WorkerGroup workers_;  // the threads of its links use waiter_
+  const RowType row_type_;
   int local_shard_ = -1;         // -1: workers have all experts
   int most_answers_ = 0;         // workers' shards that a row uses at most
   std::vector<Work> works_;      // by micro-batch
@@ -109,7 +115,6 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   int n_micro_batches_ = 1;  // of the step
   double seconds_waited_ = 0;
   uint64_t last_number_ = 0;
-  std::vector<std::unique_ptr<WorkerLink>> links_;  // their threads use waiter_
 
   const std::function<void()> carry_;
   std::atomic<bool> stops_carrying_{false};

@@ -63,9 +63,19 @@ WorkerWelcome WorkerLink::ask() {
 }
 
 void WorkerLink::keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed) {
+  expected_ = expected;
+  is_known_ = true;
+  begin(max_rows, changed);
+}
+
+void WorkerLink::keep_newcomer(RequireFits require_fits, int max_rows, MessageWaiter& changed) {
+  require_fits_ = std::move(require_fits);
+  begin(max_rows, changed);
+}
+
+void WorkerLink::begin(int max_rows, MessageWaiter& changed) {
   {
     const std::lock_guard lock(mutex_);
-    expected_ = expected;
     max_rows_ = max_rows;
     changed_ = &changed;
     down_since_ = Clock::now();
@@ -77,7 +87,7 @@ void WorkerLink::keep(const WorkerWelcome& expected, int max_rows, MessageWaiter
 void WorkerLink::run() {
   std::unique_lock lock(mutex_);
   stopped_.wait(lock, [&] { return begins_ || stops_; });
-  while (!stops_) {
+  while (!stops_ && !(leaves_ && state_ == State::kDown)) {
     lock.unlock();
     const bool was_down = state_ == State::kDown;
     if (was_down)
@@ -97,15 +107,15 @@ void WorkerLink::connect_again() {
     const ClientHandshake::Options how = handshake_with(options_);
     ClientHandshake handshake(transport_, how);
     const WorkerWelcome welcome = welcome_from(handshake.welcome(kMostWelcomeBytes));
-    require(welcome == expected_,
-            "it has another model, other experts or other kernels than when this program started: "
-            "start it as it was");
+    require_expected(welcome);
     const auto beat = std::max<int64_t>(1, options_.deadline.count() / 5);
     const WorkerSetup setup = {.beat_ms = static_cast<uint32_t>(beat),
                                .max_rows = static_cast<uint32_t>(max_rows_)};
     handshake.send(MessageKind::kSetup, std::as_bytes(std::span(&setup, 1)));
     handshake.receive(MessageKind::kReady, 0);
     std::unique_ptr<MessageConnection> connection = handshake.take();
+    if (!is_known_) expected_ = welcome;
+    is_known_ = true;
     {
       const std::lock_guard lock(in_use_);
       connection_ = std::move(connection);
@@ -118,15 +128,23 @@ void WorkerLink::connect_again() {
   } catch (const Error& error) {
     const std::lock_guard lock(mutex_);
     if (why_down_ != error.what())
-      options_.note(fmt::format("worker {} is down: {}", options_.address, error.what()));
+      options_.note(fmt::format("worker {} {}: {}", options_.address,
+                                is_known_ ? "is down" : "has not joined", error.what()));
     why_down_ = error.what();
   }
+}
+
+void WorkerLink::require_expected(const WorkerWelcome& welcome) const {
+  if (!is_known_) return require_fits_(welcome);
+  require(welcome == expected_,
+          "it has another model, other experts or other kernels than before: start it as it was");
 }
 
 // Between steps.
 void WorkerLink::listen() {
   const std::unique_lock lock(in_use_, std::try_to_lock);
   if (!lock.owns_lock() || !connection_) return;
+  if (leaves_) return lose("it is not listed any more", false);
   class Nothing final : public AnswerSink {
     std::span<std::byte> place_of_answer(uint64_t number, uint64_t) override {
       throw ProtocolError(fmt::format("an answer to request {}, which was not made", number));
@@ -165,6 +183,7 @@ std::string WorkerLink::why_down() const {
 WorkerStatus WorkerLink::status() const {
   return {.address = options_.address,
           .is_up = is_up(),
+          .has_joined = is_known_ && require_fits_,
           .n_requests = n_all_requests_,
           .n_failures = n_failures_,
           .seconds = seconds_};

@@ -50,11 +50,24 @@ class WorkerLink {
   // Connects from now on and keeps the connection. The worker must answer `expected`; requests have
   // at most max_rows rows. `changed` is woken when the worker comes back; it outlives the link.
   void keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed);
+  // The same for a worker that comes while this program computes and was not asked: `require_fits`,
+  // called on the link's thread, throws Error for one that is not to be used. What the first one
+  // that fits has answered is expected from then on.
+  using RequireFits = std::function<void(const WorkerWelcome&)>;
+  void keep_newcomer(RequireFits require_fits, int max_rows, MessageWaiter& changed);
 
+  const WorkerLinkOptions& options() const { return options_; }
   const std::string& address() const { return options_.address; }
   std::chrono::milliseconds deadline() const { return options_.deadline; }
+  // Thread-safe. Whether it is known what the worker has: false before a newcomer fits.
+  bool is_known() const { return is_known_; }
+  const WorkerWelcome& welcome() const { return expected_; }  // of a known worker
+  // Thread-safe. The worker gets no request from now on, and the connection is closed once those
+  // under way are answered.
+  void leave() { leaves_ = true; }
+  bool leaves() const { return leaves_; }
   // Thread-safe. Whether the worker takes requests, since when it does not, and why.
-  bool is_up() const { return state_ == State::kUp; }
+  bool is_up() const { return state_ == State::kUp && !leaves_; }
   Clock::time_point down_since() const { return down_since_.load(); }
   std::string why_down() const;
   WorkerStatus status() const;
@@ -80,14 +93,18 @@ class WorkerLink {
   enum class State : uint8_t { kDown, kUp, kLeaving };
   class Receiver;
 
+  void begin(int max_rows, MessageWaiter& changed);
   void run();
   void connect_again();
+  void require_expected(const WorkerWelcome& welcome) const;
   void listen();
   void lose(const std::string& why, bool is_failure);
 
   Transport& transport_;
   const WorkerLinkOptions options_;
-  WorkerWelcome expected_;
+  WorkerWelcome expected_;    // once is_known_
+  RequireFits require_fits_;  // empty: it was there at the start
+  std::atomic<bool> is_known_{false}, leaves_{false};
   int max_rows_ = 0;
   MessageWaiter* changed_ = nullptr;
 

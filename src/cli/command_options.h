@@ -15,9 +15,10 @@ void add_selftest(CLI::App& app, Options& options, Command& command);
 // `tandem route`.
 void add_route(CLI::App& app, Options& options, Command& command);
 void add_serve_options(CLI::App& serve, ServeOptions& options);
-// `tandem worker`, and the options of commands that use workers.
+// `tandem worker`, and the options of commands that use workers, which may come and go with a file.
 void add_worker(CLI::App& app, Options& options, Command& command);
 void add_workers(CLI::App& command, WorkerOptions& workers);
+void add_workers_file(CLI::App& command, WorkerOptions& workers);
 
 // Throws Error unless the file of --plot can be written. Creates it if it does not exist.
 void require_writable_plot(const std::string& file);

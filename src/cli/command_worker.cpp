@@ -108,7 +108,8 @@ void add_workers(CLI::App& command, WorkerOptions& workers) {
   command
       .add_option("--workers", workers.addresses,
                   "HOST:PORT of processes that compute routed experts (`tandem worker`), separated "
-                  "by commas; this process computes the experts that none of them has")
+                  "by commas, where a name with several addresses means all of them; this process "
+                  "computes the experts that none of them has")
       ->delimiter(',')
       ->allow_extra_args(false);
   command.add_option("--worker-secret", workers.secret_file, "file with the secret of the workers");
@@ -135,6 +136,12 @@ void add_workers(CLI::App& command, WorkerOptions& workers) {
           "seconds that answers wait for experts all of whose workers are down, before they "
           "fail")
       ->default_str(fmt::format("{:g}", workers.patience.count()));
+}
+
+void add_workers_file(CLI::App& command, WorkerOptions& workers) {
+  command.add_option("--workers-file", workers.file,
+                     "file with the workers, an address a line, # comments; it is read again when "
+                     "it changes: workers then come and go while answers are computed");
 }
 
 }  // namespace tandem

@@ -1,6 +1,8 @@
 #include "loader/expert_workers.h"
 
-#include <algorithm>
+#include <fmt/ranges.h>
+
+#include <optional>
 #include <thread>
 
 #include "loader/model_identity.h"
@@ -9,12 +11,15 @@
 namespace tandem {
 namespace {
 
-WorkerWelcome welcome_of(WorkerLink& link, Clock::time_point until) {
+// What the worker has. Nothing if it does not answer and is one of several addresses of a name.
+std::optional<WorkerWelcome> welcome_of(WorkerLink& link, bool is_of_several,
+                                        Clock::time_point until) {
   constexpr std::chrono::milliseconds kAgain(200);
   while (true) {
     try {
       return link.ask();
     } catch (const ConnectionError& error) {
+      if (Clock::now() >= until && is_of_several) return {};
       require_run(Clock::now() < until,
                   "the worker {} does not answer: {}: start it, or leave it out", link.address(),
                   error.what());
@@ -57,31 +62,47 @@ void require_runs_with_workers(const ModelOptions& options) {
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                          const ModelConfig& config) {
   const WorkerOptions& workers = options.workers;
+  require(workers.addresses.empty() || workers.file.empty(),
+          "--workers {} and --workers-file {}: give one of them",
+          fmt::format("{}", fmt::join(workers.addresses, ",")), workers.file);
   const Secret secret =
       workers.secret_file.empty() ? Secret() : Secret::from_file(workers.secret_file);
-  AskedWorkers asked{.transport = tcp_transport(), .links = {}, .welcomes = {}, .experts = {}};
-  for (const std::string& address : workers.addresses) {
-    require(std::count(workers.addresses.begin(), workers.addresses.end(), address) == 1,
-            "--workers: {} is there twice", address);
-    asked.links.push_back(std::make_unique<WorkerLink>(
-        *asked.transport, WorkerLinkOptions{.address = address,
-                                            .secret = secret,
-                                            .deadline = workers.deadline,
-                                            .note = options.note}));
-  }
-  const uint64_t mine = model_identity(store);
+  AskedWorkers asked{
+      .transport = tcp_transport(), .links = {}, .welcomes = {}, .experts = {}, .list = {}};
+  asked.list = std::make_unique<WorkerList>(
+      WorkerListOptions{.addresses = workers.addresses,
+                        .file = workers.file,
+                        .resolve = workers.resolve ? workers.resolve : tcp_addresses_of,
+                        .period = workers.list_period,
+                        .note = options.note,
+                        .warn = options.warn});
+  const WorkerWelcome model = {.model = model_identity(store),
+                               .n_layers = config.n_layers,
+                               .n_active = config.router.n_active,
+                               .dim = static_cast<int32_t>(config.dim),
+                               .experts = std::vector<bool>(config.router.n_experts)};
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(workers.patience);
-  std::vector<bool> owned(config.router.n_experts);
-  for (const auto& link : asked.links) {
-    const WorkerWelcome welcome = welcome_of(*link, until);
-    require(welcome.model == mine && std::ssize(welcome.experts) == config.router.n_experts &&
-                welcome.n_layers == config.n_layers && welcome.dim == config.dim &&
-                welcome.n_active == config.router.n_active,
+  std::vector<bool> owned = model.experts;
+  for (const ListedWorker& worker : asked.list->workers()) {
+    auto link = std::make_unique<WorkerLink>(*asked.transport,
+                                             WorkerLinkOptions{.address = worker.address,
+                                                               .secret = secret,
+                                                               .deadline = workers.deadline,
+                                                               .note = options.note});
+    const std::optional<WorkerWelcome> welcome = welcome_of(*link, worker.is_of_several, until);
+    if (!welcome) {
+      options.warn(
+          fmt::format("the worker {} does not answer: it may join later", link->address()));
+      continue;
+    }
+    require(has_model(*welcome, model),
             "the worker {} has another model than {}: start both with copies of one checkpoint",
             link->address(), store.directory());
-    for (size_t e = 0; e < owned.size(); ++e) owned[e] = owned[e] || welcome.experts[e];
-    asked.welcomes.push_back(welcome);
+    for (size_t e = 0; e < owned.size(); ++e) owned[e] = owned[e] || welcome->experts[e];
+    asked.welcomes.push_back(*welcome);
+    asked.links.push_back(std::move(link));
   }
+  require_run(!asked.links.empty(), "none of the workers answers: start them");
   require_same_bits(asked);
   asked.experts.resize(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
@@ -97,6 +118,8 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
         "a step has up to {} tokens, and the worker {} takes {} rows: start it with --chunk {}, "
         "or this program with a smaller step",
         of.max_tokens, links[w]->address(), asked.welcomes[w].max_rows, of.max_tokens);
+  std::vector<std::string> addresses;
+  for (const auto& link : links) addresses.push_back(link->address());
   auto pool =
       std::make_unique<WorkerExperts>(WorkerExpertsParts{.welcomes = asked.welcomes,
                                                          .transport = *asked.transport,
@@ -106,18 +129,25 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
                                                          .team = of.team,
                                                          .max_tokens = of.max_tokens,
                                                          .patience = of.options.workers.patience,
-                                                         .micro_batches = of.micro_batches},
+                                                         .micro_batches = of.micro_batches,
+                                                         .warn = of.options.warn},
                                       std::move(asked.links));
   for (const Shard& shard : pool->shards()) {
     std::string owners;
     for (const int worker : shard.owners)
-      owners += (owners.empty() ? "" : " or ") + of.options.workers.addresses[worker];
+      owners += (owners.empty() ? "" : " or ") + addresses[worker];
     of.options.note(fmt::format("experts {}: {}", text_of_experts(shard.experts),
                                 owners.empty() ? "this process" : owners));
   }
   if (!pool->await_workers())
     of.options.warn("not all workers take requests yet: answers wait for them");
   return pool;
+}
+
+std::unique_ptr<WorkerList> watch_workers(AskedWorkers& asked, WorkerExperts& pool) {
+  asked.list->watch({.update = [&pool](const auto& listed) { pool.update_workers(listed); },
+                     .is_up = [&pool](const std::string& address) { return pool.is_up(address); }});
+  return std::move(asked.list);
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include "io/weight_store.h"
 #include "loader/model_options.h"
 #include "offload/workers/worker_experts.h"
+#include "offload/workers/worker_list.h"
 
 namespace tandem {
 
@@ -14,6 +15,7 @@ struct AskedWorkers {
   std::vector<std::unique_ptr<WorkerLink>> links;
   std::vector<WorkerWelcome> welcomes;     // [workers]
   std::vector<std::vector<bool>> experts;  // Subject::on_workers
+  std::unique_ptr<WorkerList> list;        // watch_workers() takes it
 };
 
 // Throws Error for options that a model with workers does not support.
@@ -22,7 +24,8 @@ void require_runs_with_workers(const ModelOptions& options);
 // Asks each worker what it has, for at most the patience of the options. Throws Error for addresses
 // that are malformed or occur twice, a worker with another model or another secret, and workers
 // that have the same expert and would compute different bits; RunError for one that does not
-// answer. The threads of the links begin here, before those that compute.
+// answer, unless another address of its name does. The threads of the links and of the list begin
+// here, before those that compute.
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                          const ModelConfig& config);
 
@@ -37,5 +40,9 @@ struct WorkerExpertsOf {
 };
 // Connects to the workers. Throws Error if a step may have more tokens than a worker takes rows.
 std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked);
+
+// The pool follows the list of its workers until the returned object, which is destroyed before the
+// pool, ends.
+std::unique_ptr<WorkerList> watch_workers(AskedWorkers& asked, WorkerExperts& pool);
 
 }  // namespace tandem

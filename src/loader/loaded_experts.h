@@ -5,6 +5,7 @@
 
 #include "core/progress_watch.h"
 #include "loader/load_weights.h"
+#include "offload/cpu_experts.h"
 #include "offload/workers/expert_server.h"
 
 namespace tandem {

@@ -152,8 +152,7 @@ constexpr std::chrono::seconds kGpuPatience(12);
 }  // namespace
 
 void require_runs_on_ranks(const ModelOptions& options) {
-  require(options.workers.addresses.empty(),
-          "--workers: ranks do not use workers: leave one of them out");
+  require(!options.workers.any(), "--workers: ranks do not use workers: leave one of them out");
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
@@ -200,7 +199,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   }
   stored = stored_with_mtp(store, topology_.n_cores(), config_);
   if (options.identifies) identity_ = model_identity(store);
-  if (!options.workers.addresses.empty()) {
+  if (options.workers.any()) {
     require_runs_with_workers(options);
     asked_workers_.emplace(ask_workers(options, store, config_));
   }
@@ -416,6 +415,7 @@ ExpertPool& LoadedModel::start_workers(const ModelOptions& options, const Decisi
                                     .max_tokens = decision.limits.max_tokens,
                                     .micro_batches = gpu_ ? 1 : exchanged_micro_batches(options)},
                                    *asked_workers_);
+  worker_list_ = watch_workers(*asked_workers_, *worker_experts_);
   return *worker_experts_;
 }
 

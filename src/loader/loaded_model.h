@@ -115,6 +115,7 @@ class LoadedModel {
   std::unique_ptr<ExchangedExperts> exchanged_experts_;
   std::optional<AskedWorkers> asked_workers_;      // nothing: there are no workers
   std::unique_ptr<WorkerExperts> worker_experts_;  // null: there are no workers
+  std::unique_ptr<WorkerList> worker_list_;        // changes the workers of worker_experts_
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything
   std::unique_ptr<ProgressWatch> rank_watch_;  // for GPUs of several ranks

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/group.h"
 #include "cpu_kernels/kernels.h"
@@ -48,11 +49,16 @@ struct Ranks {
 
 // Processes that compute routed experts for this one (offload/workers/worker_experts.h).
 struct WorkerOptions {
-  std::vector<std::string> addresses = {};  // empty: there are none
+  std::vector<std::string> addresses = {};  // HOST:PORT
+  std::string file = {};                    // with the addresses instead (WorkerList); empty: none
   std::string secret_file = {};             // empty: they are talked to without a secret
   std::chrono::milliseconds deadline{500};  // a worker that was silent for so long is down
   // How long a step, and loading, wait for workers that are down.
   std::chrono::duration<double> patience{10};
+  // WorkerListOptions; an empty resolver is the system's.
+  std::function<std::vector<std::string>(const std::string&)> resolve = {};
+  std::chrono::milliseconds list_period{1000};
+  bool any() const { return !addresses.empty() || !file.empty(); }
 };
 
 constexpr Patience kLoadPatience = {std::chrono::hours(2)};  // ranks wait for each other's loading

@@ -40,6 +40,7 @@ class ExpertObserver {
 struct WorkerStatus {
   std::string address;
   bool is_up;
+  bool has_joined;     // after the start
   int64_t n_requests;  // that were sent
   int64_t n_failures;  // how often it was lost
   double seconds;      // sum over the answered requests, from sending to the answer

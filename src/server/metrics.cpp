@@ -123,6 +123,8 @@ void workers_text(PrometheusText& t, const std::vector<WorkerStatus>& workers) {
   using Status = const WorkerStatus&;
   each("up", "gauge", "1 while an expert worker takes requests.",
        [](Status s) { return s.is_up ? 1 : 0; });
+  each("joined", "gauge", "1 for an expert worker that has joined after the start.",
+       [](Status s) { return s.has_joined ? 1 : 0; });
   each("requests_total", "counter", "Requests for sums of experts that were sent to a worker.",
        [](Status s) { return s.n_requests; });
   each("failures_total", "counter", "How often a worker was lost without having said goodbye.",

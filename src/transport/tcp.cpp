@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <deque>
@@ -25,7 +26,9 @@ struct HostAndPort {
 
 HostAndPort parsed(const std::string& address) {
   const size_t colon = address.rfind(':');
-  require(colon != std::string::npos && colon > 0, "{}: an address is HOST:PORT", address);
+  require(colon != std::string::npos && colon > 0 &&
+              address.find_first_of(" \t,/@") == std::string::npos,
+          "{}: an address is HOST:PORT", address);
   HostAndPort parts = {address.substr(0, colon), address.substr(colon + 1)};
   const bool is_number = !parts.port.empty() && parts.port.size() <= 5 &&
                          parts.port.find_first_not_of("0123456789") == std::string::npos;
@@ -234,6 +237,25 @@ class TcpTransport final : public Transport {
 
 std::string with_port(const std::string& address, int port) {
   return fmt::format("{}:{}", address.substr(0, address.rfind(':')), port);
+}
+
+std::vector<std::string> tcp_addresses_of(const std::string& address) {
+  const HostAndPort parts = parsed(address);
+  error_code error;
+  asio::ip::make_address(parts.host, error);
+  if (!error) return {address};
+  asio::io_context io;
+  const auto found = tcp::resolver(io).resolve(parts.host, parts.port, error);
+  if (error) throw ConnectionError(error.message());
+  std::vector<std::string> addresses;
+  for (const auto& entry : found) {
+    const asio::ip::address ip = entry.endpoint().address();
+    const std::string host = ip.is_v6() ? "[" + ip.to_string() + "]" : ip.to_string();
+    const std::string one = host + ":" + parts.port;
+    if (std::find(addresses.begin(), addresses.end(), one) == addresses.end())
+      addresses.push_back(one);
+  }
+  return addresses;
 }
 
 void require_tcp_address(const std::string& address) { parsed(address); }

@@ -1,0 +1,31 @@
+// Whether a worker that comes while a backbone computes can be used. The bits of a text must not
+// depend on who answers, so it has the backbone's model, computes as other owners of its experts
+// do, and has each shard whole or not at all.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "offload/workers/shards.h"
+#include "transport/expert_messages.h"
+
+namespace tandem {
+
+struct WorkerNeeds {
+  WorkerWelcome model;                  // has_model() compares
+  std::vector<Shard> shards;            // as the workers of the start divide the experts
+  std::vector<std::string> arithmetic;  // [shards] of the owners; empty for the backbone's own
+  RowType rows;
+  int max_rows;  // of a request
+};
+
+// What these workers, which are all that were there at the start, need of others.
+WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int max_rows);
+
+// Whether both are of the same checkpoint.
+bool has_model(const WorkerWelcome& worker, const WorkerWelcome& model);
+// Whether the worker has the experts of a shard, of one that require_fits() takes.
+bool owns(const WorkerWelcome& worker, const Shard& shard);
+// Throws Error that says what does not fit. Experts that the backbone has itself do not count.
+void require_fits(const WorkerWelcome& worker, const WorkerNeeds& needs);
+
+}  // namespace tandem

@@ -1,0 +1,67 @@
+// The workers of a backbone: links to those that are listed, and which of them own which shard. The
+// list may change while answers are computed: a worker that comes is one more owner of shards that
+// there are, and one that is not listed any more is left once others own what it has.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "offload/workers/worker_fit.h"
+#include "offload/workers/worker_link.h"
+
+namespace tandem {
+
+class WorkerGroup {
+ public:
+  struct Parts {
+    Transport& transport;
+    MessageWaiter& changed;  // is woken when a worker is up
+    WorkerNeeds needs;
+    std::function<void(const std::string&)> warn;  // called with one line
+  };
+  // Keeps the links [workers] of the start, which must answer `welcomes`.
+  WorkerGroup(Parts parts, std::vector<std::unique_ptr<WorkerLink>> links,
+              const std::vector<WorkerWelcome>& welcomes);
+
+  // Thread-safe. Connects to workers of the list that there is no link to, and leaves those that
+  // are not listed, except the last owner of a shard that is up. Called again from time to time
+  // with the same list, it leaves that one when another is up. One thread calls it.
+  void update(const std::vector<std::string>& listed);
+  // Thread-safe.
+  bool is_up(const std::string& address) const;
+  std::vector<WorkerStatus> status() const;
+
+  // What follows is for the thread that computes steps; the others change none of it.
+  // Workers that have come get the next numbers, also in the middle of a step. Returns whether
+  // there are any.
+  bool take_in();
+  // The same between steps. Forgets workers that were left, so that others get their numbers.
+  void begin_step();
+  int size() const { return static_cast<int>(links_.size()); }
+  WorkerLink& operator[](int worker) const { return *links_[worker]; }
+  // The experts of a shard stay the same, and each keeps an owner.
+  const std::vector<Shard>& shards() const { return shards_; }
+  RowType row_type() const { return p_.needs.rows; }
+
+ private:
+  std::vector<WorkerLink*> present() const;
+  WorkerLink* link_to(const std::string& address) const;
+  void leave_unless_needed(WorkerLink& link);
+  std::vector<int> experts_of_no_other(const WorkerLink& link) const;
+  bool take_in_newcomers();
+  void set_owners();
+
+  const Parts p_;  // the owners of its shards are those of the start
+  // The thread of steps changes both, links_ with the mutex.
+  std::vector<Shard> shards_;
+  std::vector<std::unique_ptr<WorkerLink>> links_;
+
+  mutable std::mutex mutex_;                            // guards what follows
+  std::vector<std::unique_ptr<WorkerLink>> newcomers_;  // not taken in yet
+  std::vector<std::unique_ptr<WorkerLink>> forgotten_;  // update() ends them: that takes time
+  std::set<std::string> kept_;  // not listed, and the last owners of a shard
+};
+
+}  // namespace tandem
