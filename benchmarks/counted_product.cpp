@@ -18,8 +18,10 @@ SteppedCounts count_product(cpu::Isa isa, const CountedFormat& format, int m, in
 InstructionsOfLine count_line(cpu::Isa isa, const CountedFormat& format, int m) {
   const SteppedCounts few = count_product(isa, format, m, kShort),
                       many = count_product(isa, format, m, kLong);
-  const auto lines = static_cast<double>(
-      kPanels * (panel_bytes(format.type, kLong) - panel_bytes(format.type, kShort)) / 64);
+  constexpr int kLineBytes = 64;
+  const int64_t n_lines =
+      kPanels * (panel_bytes(format.type, kLong) - panel_bytes(format.type, kShort)) / kLineBytes;
+  const auto lines = static_cast<double>(n_lines);
   return {static_cast<double>(many.all - few.all) / lines,
           static_cast<double>(many.vector - few.vector) / lines};
 }
