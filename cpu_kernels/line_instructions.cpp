@@ -1,18 +1,19 @@
 #include "cpu_kernels/line_instructions.h"
 
+#include <span>
+
 #include "cpu_kernels/tables.h"
 
 namespace tandem::cpu {
 namespace {
 
-constexpr int kCounts = 11;
-constexpr int kRows[kCounts] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 128};
 struct Counted {
   WeightType type;
   int group;  // columns that share a scale; 0: any
-  double instructions[kCounts];
+  double instructions[kNumCountedRows];
 };
-constexpr Counted kCounted[] = {
+constexpr int kNumFormats = 5;
+constexpr Counted kAvx2[kNumFormats] = {
     {WeightType::kBF16, 0, {20.3, 33.3, 40.1, 47.3, 53.3, 62.6, 84.0, 115.5, 149.9, 290.1, 1136.9}},
     {WeightType::kF8E4M3,
      0,
@@ -25,21 +26,55 @@ constexpr Counted kCounted[] = {
      32,
      {39.4, 52.7, 67.4, 83.4, 107.4, 120.5, 148.9, 209.2, 269.6, 514.6, 1980.9}},
 };
+constexpr Counted kAvx512[kNumFormats] = {
+    {WeightType::kBF16, 0, {1.0, 2.0, 3.1, 4.1, 5.1, 6.1, 8.1, 12.2, 16.3, 32.5, 130.0}},
+    {WeightType::kF8E4M3, 0, {7.1, 9.2, 11.2, 13.2, 15.3, 17.3, 21.4, 29.5, 37.7, 70.5, 267.3}},
+    {WeightType::kI8, 0, {1.0, 2.0, 3.1, 4.1, 5.1, 6.1, 8.2, 12.3, 16.4, 32.7, 130.8}},
+    {WeightType::kI4TwoLevel,
+     64,
+     {5.5, 8.2, 10.4, 12.7, 15.0, 17.1, 25.5, 34.1, 47.0, 94.1, 269.9}},
+    {WeightType::kI4, 32, {6.1, 9.1, 11.6, 14.4, 16.7, 19.0, 28.8, 38.0, 52.5, 105.0, 409.0}},
+};
+constexpr Counted kAmx[kNumFormats] = {
+    {WeightType::kBF16, 0, {3.0, 5.8, 0.3, 0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.7, 2.9}},
+    {WeightType::kF8E4M3, 0, {10.9, 16.6, 5.7, 5.7, 5.8, 5.8, 5.9, 6.0, 6.0, 6.5, 10.8}},
+    {WeightType::kI8, 0, {1.0, 2.0, 0.3, 0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.7, 2.9}},
+    {WeightType::kI4TwoLevel, 64, {5.5, 8.2, 8.9, 9.0, 9.0, 9.0, 9.1, 9.2, 9.3, 9.7, 14.0}},
+    {WeightType::kI4, 32, {6.1, 9.1, 8.3, 8.8, 9.3, 9.8, 10.8, 12.8, 13.8, 20.8, 71.4}},
+};
+
+// Null: not counted. Products of bytes were counted without AVX-VNNI on AVX2, those of BF16 with
+// AVX512-BF16.
+const Counted* counted_of(const KernelTable& table, WeightType type) {
+  const bool bytes = type == WeightType::kI8 || is_i4(type);
+  switch (table.isa) {
+    case Isa::kReference:
+      return nullptr;
+    case Isa::kAvx2:
+      return bytes && extensions_here().avx_vnni ? nullptr : kAvx2;
+    case Isa::kAvx512:
+      return table.activation[static_cast<int>(type)] == ActivationType::kF32 ? nullptr : kAvx512;
+    case Isa::kAmx:
+      return kAmx;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
 double instructions_of_line(const KernelTable& table, WeightType type, int group, int m) {
-  const bool bytes = type == WeightType::kI8 || is_i4(type);
-  if (table.isa != Isa::kAvx2 || m < 1 || (bytes && extensions_here().avx_vnni)) return 0;
-  for (const Counted& counted : kCounted) {
+  const Counted* const formats = counted_of(table, type);
+  if (!formats || m < 1) return 0;
+  for (const Counted& counted : std::span(formats, kNumFormats)) {
     if (counted.type != type || (counted.group != 0 && counted.group != group)) continue;
-    for (int i = 0; i + 1 < kCounts; ++i)
-      if (m <= kRows[i + 1]) {
-        const double part = static_cast<double>(m - kRows[i]) / (kRows[i + 1] - kRows[i]);
+    for (int i = 0; i + 1 < kNumCountedRows; ++i)
+      if (m <= kCountedRows[i + 1]) {
+        const double part =
+            static_cast<double>(m - kCountedRows[i]) / (kCountedRows[i + 1] - kCountedRows[i]);
         return counted.instructions[i] +
                part * (counted.instructions[i + 1] - counted.instructions[i]);
       }
-    return counted.instructions[kCounts - 1] * m / kRows[kCounts - 1];
+    return counted.instructions[kNumCountedRows - 1] * m / kCountedRows[kNumCountedRows - 1];
   }
   return 0;
 }

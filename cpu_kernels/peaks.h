@@ -29,7 +29,8 @@ struct PeakLoop {
   void (*run)(int64_t n_rounds);
 };
 
-// Instructions that tiles of products mix, on independent registers: as many as a core can start.
+// Instructions that tiles of products mix and that instructions_of_line() counts, on independent
+// registers: as many as a core can start.
 struct StartLoop {
   Feature needs;
   int64_t instructions_per_round;

@@ -30,6 +30,21 @@ void dot_int8(int64_t n_rounds) {
     for (__m512i& s : sum) __asm__ volatile("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
 }
 
+// Half multiply-adds and half logical instructions, of each kStarts in a round: with 512 bits all
+// of them share two pipes (Zen 5: four).
+constexpr int kStarts = 12;
+
+void start_mix(int64_t n_rounds) {
+  __m512 sum[kStarts] = {};
+  __m512i bits[kStarts] = {};
+  const __m512 a = _mm512_set1_ps(0.5f);
+  for (int64_t round = 0; round < n_rounds; ++round)
+    for (int i = 0; i < kStarts; ++i)
+      __asm__ volatile("vfmadd231ps %2, %2, %0\n\tvpandd %2, %1, %1"
+                       : "+v"(sum[i]), "+v"(bits[i])
+                       : "v"(a));
+}
+
 template <int n_streams, int kAhead, int kLocality = 3>
 void read(const void* from, int64_t bytes) {
   constexpr int kStep = 256;  // bytes per turn of a stream
@@ -59,10 +74,13 @@ constexpr ReadLoop kReads[] = {
     {"avx512, 4 streams", Feature::kAvx512, read<4, 0>},
 };
 
+constexpr StartLoop kStart = {Feature::kAvx512, 2 * kStarts, start_mix};
+
 }  // namespace
 
 SpeedLoops avx512_speed_loops() {
-  return {kPeaks, sizeof(kPeaks) / sizeof(PeakLoop), kReads, sizeof(kReads) / sizeof(ReadLoop)};
+  return {kPeaks, sizeof(kPeaks) / sizeof(PeakLoop), kReads, sizeof(kReads) / sizeof(ReadLoop),
+          &kStart};
 }
 
 }  // namespace tandem::cpu

@@ -12,6 +12,7 @@
 #include "bench/random_inputs.h"
 #include "core/machine_info.h"
 #include "cpu_kernels/line_instructions.h"
+#include "cpu_kernels/tables.h"
 #include "engine/step_runner.h"
 #include "io/machine_json.h"
 #include "model/cost.h"
@@ -80,9 +81,10 @@ TEST(BenchCounts, BytesAndOperationsOfExpertsBeyondTwoBillion) {
 
 // Per 64 bytes, as counted for 1, 2 and 4 rows, and half-way between 16 and 32.
 TEST(BenchCounts, InstructionsOfExperts) {
-  cpu::KernelTable avx2 = {}, avx512 = {};
-  avx2.isa = cpu::Isa::kAvx2;
-  avx512.isa = cpu::Isa::kAvx512;
+  const cpu::KernelTable avx2 = table_of(cpu::Isa::kAvx2, {}),
+                         avx512 = table_of(cpu::Isa::kAvx512, {.avx512_bf16 = true}),
+                         without_bf16 = table_of(cpu::Isa::kAvx512, {}),
+                         amx = table_of(cpu::Isa::kAmx, {.avx512_bf16 = true});
   using cpu::WeightType;
   EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kBF16, 0, 1), 20.3);
   EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kBF16, 0, 4), 47.3);
@@ -90,7 +92,10 @@ TEST(BenchCounts, InstructionsOfExperts) {
   EXPECT_DOUBLE_EQ(cpu::instructions_of_line(avx2, WeightType::kBF16, 0, 256), 2 * 1136.9);
   EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kF16, 0, 1), 0) << "not counted";
   EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kI4TwoLevel, 128, 1), 0) << "other groups";
-  EXPECT_EQ(cpu::instructions_of_line(avx512, WeightType::kBF16, 0, 1), 0) << "another table";
+  EXPECT_EQ(cpu::instructions_of_line(avx512, WeightType::kBF16, 0, 4), 4.1);
+  EXPECT_EQ(cpu::instructions_of_line(without_bf16, WeightType::kBF16, 0, 4), 0) << "as floats";
+  EXPECT_EQ(cpu::instructions_of_line(without_bf16, WeightType::kI8, 0, 4), 4.1);
+  EXPECT_EQ(cpu::instructions_of_line(amx, WeightType::kF8E4M3, 0, 32), 6.5);
   const bool vnni = cpu::cpu_has(cpu::Feature::kAvxVnni);
   EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kI8, 0, 1), vnni ? 0 : 22.4);
 
@@ -100,7 +105,9 @@ TEST(BenchCounts, InstructionsOfExperts) {
   const TensorView two{ids, 2, 8, 8, DType::kI32};
   EXPECT_EQ(instructions_of_experts(r1, {DType::kF8E4M3}, two, avx2),
             std::llround(688'296 * (7 * 63.7 + 2 * 40.2)));
-  EXPECT_EQ(instructions_of_experts(r1, {DType::kF8E4M3}, two, avx512), 0);
+  EXPECT_EQ(instructions_of_experts(r1, {DType::kF8E4M3}, two, avx512),
+            std::llround(688'296 * (7 * 9.2 + 2 * 7.1)));
+  EXPECT_EQ(instructions_of_experts(r1, {DType::kF8E4M3}, two, without_bf16), 0);
 }
 
 TEST(BenchCounts, BytesAndOperationsOfAttention) {

@@ -43,7 +43,7 @@ class RooflineProbe {
     read_rates_.push_back(
         speed_.read_bytes_per_second(speed_.best_read_loop(), Threads::kAll, each));
     op_rates_.push_back(speed_.ops_per_second(peak_, Threads::kAll, each));
-    start_rates_.push_back(counts_instructions_ ? speed_.instructions_per_second(each) : 0);
+    start_rates_.push_back(counts_instructions_ ? speed_.instructions_per_second(peak_, each) : 0);
   }
   Bounds bounds() const { return bounds_of_last(static_cast<int>(read_rates_.size())); }
   Bounds bounds_of_last(int n) const {

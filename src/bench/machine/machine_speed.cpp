@@ -67,7 +67,7 @@ MachineSpeed::MachineSpeed(Team& team, int64_t bytes)
       if (cpu::cpu_has(loops.reads[i].needs)) reads_.push_back(loops.reads[i]);
     for (int i = 0; i < loops.n_peaks; ++i)
       if (cpu::cpu_has(loops.peaks[i].needs)) peaks_.push_back(loops.peaks[i]);
-    if (loops.start && cpu::cpu_has(loops.start->needs)) start_ = loops.start;
+    if (loops.start && cpu::cpu_has(loops.start->needs)) starts_.push_back(*loops.start);
   }
   for (const cpu::PeakLoop& loop : peaks_) {
     constexpr int64_t kFirstGuess = 2000;
@@ -151,11 +151,14 @@ double MachineSpeed::ops_per_second(const cpu::PeakLoop& loop, Threads threads, 
          pieces_per_second(kPeakPieces, threads, seconds, [&](int) { loop.run(rounds); });
 }
 
-double MachineSpeed::instructions_per_second(double seconds) {
-  constexpr int64_t kRounds = 100'000;  // 100 to 200 us
-  check(start_, "a CPU with AVX2");
-  return static_cast<double>(kRounds * start_->instructions_per_round) *
-         pieces_per_second(kPeakPieces, Threads::kAll, seconds, [&](int) { start_->run(kRounds); });
+double MachineSpeed::instructions_per_second(const cpu::PeakLoop& peak, double seconds) {
+  constexpr int64_t kRounds = 100'000;  // 100 to 600 us
+  const auto last = std::find_if(
+      starts_.rbegin(), starts_.rend(),
+      [&](const cpu::StartLoop& start) { return isa_of(start.needs) <= isa_of(peak.needs); });
+  check(last != starts_.rend(), "a peak of AVX2 or later");
+  return static_cast<double>(kRounds * last->instructions_per_round) *
+         pieces_per_second(kPeakPieces, Threads::kAll, seconds, [&](int) { last->run(kRounds); });
 }
 
 namespace {

@@ -38,8 +38,9 @@ class MachineSpeed {
   // One burst of a few milliseconds, or of about `seconds` if longer.
   double read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads, double seconds = 0);
   double ops_per_second(const cpu::PeakLoop& loop, Threads threads, double seconds = 0);
-  // Instructions that all threads start, of the kinds that AVX2 products mix.
-  double instructions_per_second(double seconds = 0);
+  // Instructions that all threads start, of those that instructions_of_line() counts for the
+  // instruction set to which the peak of the products belongs.
+  double instructions_per_second(const cpu::PeakLoop& peak, double seconds = 0);
 
  private:
   void touch();
@@ -59,7 +60,7 @@ class MachineSpeed {
   std::vector<cpu::PeakLoop> peaks_;
   std::vector<double> peak_rates_;  // of peaks_, with one thread
   cpu::ReadLoop best_read_;
-  const cpu::StartLoop* start_ = nullptr;
+  std::vector<cpu::StartLoop> starts_;  // of ascending instruction sets
 };
 
 // Read bandwidth of the cores of one NUMA node, from its own memory and from another node's.
