@@ -320,12 +320,20 @@ void skip(const Instruction& i, ucontext_t& context) {
   }
 }
 
-// GCC loads a bool through a mask register.
+// GCC loads a bool through a mask register. A mask that is compared with zero is taken for zero: no
+// code of FP8 has the exponent 0.
 void skip_mask(const Instruction& i, ucontext_t& context) {
   static uint8_t masks[8];
   const bool of_byte = i.prefix == 1 && !i.wide;
   if (i.map == 1 && i.opcode == 0x90 && of_byte && i.in_memory)
     masks[i.reg & 7] = *reinterpret_cast<const uint8_t*>(i.address);
+  constexpr int kOrTest = 0x98;
+  if (i.map == 1 && i.opcode == kOrTest) {
+    constexpr greg_t kCarry = 1, kZero = 0x40;
+    greg_t& flags = context.uc_mcontext.gregs[REG_EFL];
+    flags = (flags & ~kCarry) | kZero;
+    return;
+  }
   if (i.map != 1 || i.opcode < 0x93) return;
   if (i.opcode != 0x93 || !of_byte) refuse(i);
   register_of(context, i.reg) = masks[i.rm & 7];

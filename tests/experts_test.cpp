@@ -179,7 +179,7 @@ TEST(Experts, TiledRows) {
           ASSERT_TRUE(std::equal(one.begin(), one.end(), got.begin() + t * c.dim)) << t;
         }
         if (format) continue;
-        Team many(8);  // some of which wait for a core while others go on
+        Team many(topology_of({8}));  // some of which wait for a core while others go on
         CpuExperts waiting(table.kernels, c, w.model.weights, kSome, many);
         for (int i = 0; i < 20; ++i) ASSERT_EQ(run(waiting, routed.batch(c, 0, kSome)), got);
       }
