@@ -129,6 +129,49 @@ TEST(KvTransfer, PagesThatThePrefillServerHasCostOneToken) {
   EXPECT_EQ(prefill.engine->counts().n_computed_tokens, n_computed + 1);
 }
 
+TEST(KvTransfer, PromptsGoWhereTheirBeginningWasComputed) {
+  const auto transport = tcp_transport();
+  Prefill first(*transport);
+  auto second = std::make_unique<Prefill>(*transport);
+  const std::string address = second->address();
+  KvClient client(*transport, {.addresses = {first.address(), address}, .least_tokens = 64},
+                  welcome());
+  await([&] { return client.n_up() == 2; }, "both are up");
+  RunningEngine decode({.prefixes = &client});
+  // Two prompts at once, until the second server gets one of them.
+  int asked = 0;
+  for (int i = 0; i < 1000 && client.servers()[1].n_fetches == 0; i += 100) {
+    auto one = decode.submit(question(prompt_text(i)));
+    asked = i + 50;
+    EXPECT_EQ(decode.submit(question(prompt_text(asked))).get().text, expected(asked));
+    one.get();
+  }
+  ASSERT_EQ(client.servers()[1].n_fetches, 1);
+  const auto n_computed = [&] { return second->engine->counts().n_computed_tokens; };
+  EXPECT_EQ(client.servers()[1].n_pages, (tokens_before_last(asked) + kPageSize - 1) / kPageSize);
+  const int64_t n_before = n_computed();
+  decode->forget_pages();
+  EXPECT_EQ(decode.submit(question(prompt_text(asked))).get().text, expected(asked));
+  EXPECT_EQ(n_computed(), n_before + 1) << "it has the other keys";
+  EXPECT_EQ(client.servers()[1].n_fetches, 2);
+  for (const PrefixServerStatus& server : client.servers()) {
+    EXPECT_TRUE(server.is_up);
+    EXPECT_EQ(server.n_pending_tokens, 0);
+    EXPECT_EQ(server.n_failures, 0);
+  }
+
+  // One that comes back has lost its cache.
+  second.reset();
+  await([&] { return client.n_up() == 1; }, "it is down");
+  EXPECT_FALSE(client.servers()[1].is_up);
+  second = std::make_unique<Prefill>(*transport, KvServer::Options{.address = address});
+  await([&] { return client.n_up() == 2; }, "it is up again");
+  decode->forget_pages();
+  EXPECT_EQ(decode.submit(question(prompt_text(asked))).get().text, expected(asked));
+  EXPECT_EQ(client.servers()[1].n_fetches, 2) << "the first server is as good";
+  EXPECT_EQ(client.servers()[1].n_failures, 0) << "it said goodbye";
+}
+
 TEST(KvTransfer, ServersThatEndAreDoneWithout) {
   const auto transport = tcp_transport();
   auto prefill = std::make_unique<Prefill>(*transport);

@@ -4,7 +4,7 @@
 #include "core/check.h"
 #include "router/backend_list.h"
 #include "router/forwarding.h"
-#include "router/prefix_table.h"
+#include "text/prefix_table.h"
 #include "router/request_summary.h"
 #include "tests/error_of.h"
 

@@ -589,6 +589,23 @@ TEST(Metrics, HistogramsAreCumulative) {
             "x_sum{m=\"1\"} 13.5\nx_count{m=\"1\"} 4\n");
 }
 
+TEST(Metrics, PrefillServers) {
+  const OtherServers others = {{}, {{"a:1", true, 3, 1, 7, 64}, {"b:1", false, 0, 0, 0, 0}}};
+  const EngineCounts counts;
+  const std::string text = Metrics().text("m", &counts, nullptr, others);
+  const auto line = [](const char* name, const char* address, int value) {
+    return fmt::format(
+        "tandem:prefill_server_{}{{model_name=\"m\",engine=\"0\",prefill_server=\"{}\"}} {}\n",
+        name, address, value);
+  };
+  for (const std::string& expected :
+       {line("up", "a:1", 1), line("up", "b:1", 0), line("fetches_total", "a:1", 3),
+        line("failures_total", "a:1", 1), line("pages_total", "a:1", 7),
+        line("pending_tokens", "a:1", 64)})
+    EXPECT_NE(text.find(expected), std::string::npos) << expected << text;
+  EXPECT_EQ(Metrics().text("m", &counts).find("prefill_server"), std::string::npos);
+}
+
 TEST(Metrics, NamesOfVllmAreThere) {
   Metrics metrics;
   metrics.finished({FinishReason::kStop, 10, 3, 0, 0.1, 0.2, 0.3});

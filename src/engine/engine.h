@@ -81,6 +81,9 @@ class Engine {
   int64_t context() const { return context_; }
   const BackboneGrid& grid() const { return model_.grid(); }
   std::vector<WorkerStatus> workers() const { return model_.workers(); }  // thread-safe
+  std::vector<PrefixServerStatus> prefix_servers() const {                // thread-safe
+    return options_.prefixes ? options_.prefixes->servers() : std::vector<PrefixServerStatus>();
+  }
   int vocabulary_size() const { return vocabulary_.size; }
 
   // One iteration of the loop, on the thread that owns the model's team: takes submitted and

@@ -17,8 +17,9 @@ constexpr std::chrono::milliseconds kAgain(500);  // between two tries to connec
 // One prefill server.
 class KvClient::Link final : public MessageSink {
  public:
-  Link(KvClient& client, Transport& transport, std::string address)
+  Link(KvClient& client, int index, Transport& transport, std::string address)
       : client_(client),
+        index_(index),
         transport_(transport),
         address_(std::move(address)),
         waiter_(transport.waiter()),
@@ -26,11 +27,16 @@ class KvClient::Link final : public MessageSink {
   ~Link() override { stop(); }
 
   bool is_up() const { return is_up_; }
+  int index() const { return index_; }
   int64_t n_pending() const { return n_pending_; }  // tokens that are asked for
+  PrefixServerStatus status() const {
+    return {address_, is_up_, n_fetches_, n_failures_, n_pages_, n_pending_};
+  }
 
   void fetch(uint64_t id, std::vector<int32_t> tokens, int first_page, Receiver receiver) {
     const std::lock_guard lock(mutex_);
     n_pending_ += std::ssize(tokens);
+    ++n_fetches_;
     orders_.push_back({id, {first_page, std::move(tokens)}, std::move(receiver)});
     waiter_->wake();
   }
@@ -66,13 +72,20 @@ class KvClient::Link final : public MessageSink {
       } catch (const Error& error) {
         say(fmt::format("prefill server {} is down: {}", address_, error.what()));
       }
-      is_up_ = false;
+      if (is_up_.exchange(false)) lost();
       connection_.reset();
       sending_.clear();
       end_all();
       if (waits(kAgain)) break;
     }
     end_all();
+  }
+
+  // A server that comes back may have another cache.
+  void lost() {
+    if (!is_leaving_) ++n_failures_;
+    const std::lock_guard lock(client_.mutex_);
+    client_.computed_.forget(index_);
   }
 
   // Returns whether the thread is to end.
@@ -186,6 +199,7 @@ class KvClient::Link final : public MessageSink {
                      index_of_page(header.number), index);
     require_protocol(int64_t{index} * client_.own_.page_size < std::ssize(fetch.request.tokens) - 1,
                      "page {} of {} tokens", index, fetch.request.tokens.size());
+    ++n_pages_;
     const bool wants_more = fetch.receiver.page(index, std::move(page_));
     page_.clear();
     if (!wants_more) give_up(it);
@@ -220,11 +234,12 @@ class KvClient::Link final : public MessageSink {
   }
 
   KvClient& client_;
+  const int index_;
   Transport& transport_;
   const std::string address_;
   const std::unique_ptr<MessageWaiter> waiter_;
   std::atomic<bool> is_up_ = false;
-  std::atomic<int64_t> n_pending_ = 0;
+  std::atomic<int64_t> n_pending_ = 0, n_fetches_ = 0, n_failures_ = 0, n_pages_ = 0;
 
   // The link's thread alone uses what follows.
   std::unique_ptr<MessageConnection> connection_;
@@ -248,7 +263,7 @@ class KvClient::Link final : public MessageSink {
 KvClient::KvClient(Transport& transport, Options options, KvWelcome own)
     : options_(std::move(options)), own_(std::move(own)) {
   for (const std::string& address : options_.addresses)
-    links_.push_back(std::make_unique<Link>(*this, transport, address));
+    links_.push_back(std::make_unique<Link>(*this, n_servers(), transport, address));
 }
 
 KvClient::~KvClient() { stop(); }
@@ -262,17 +277,41 @@ bool KvClient::pays(int64_t n_tokens) const {
   return n_tokens >= options_.least_tokens && n_up() > 0;
 }
 
-// On the server that is up and has the fewest tokens to compute.
+std::vector<PrefixServerStatus> KvClient::servers() const {
+  std::vector<PrefixServerStatus> all;
+  for (const auto& link : links_) all.push_back(link->status());
+  return all;
+}
+
 void KvClient::fetch(uint64_t id, std::vector<int32_t> tokens, int first_page, Receiver receiver) {
   Link* best = nullptr;
-  for (const auto& link : links_)
-    if (link->is_up() && (!best || link->n_pending() < best->n_pending())) best = link.get();
-  if (!best) return receiver.ended();
   {
     const std::lock_guard lock(mutex_);
-    link_of_[id] = best;
+    best = best_for(tokens);
+    if (best) link_of_[id] = best;
   }
+  if (!best) return receiver.ended();
   best->fetch(id, std::move(tokens), first_page, std::move(receiver));
+}
+
+// Null if no server is up.
+KvClient::Link* KvClient::best_for(const std::vector<int32_t>& tokens) {
+  constexpr int64_t kTokensOfBlock = kPrefixBlockBytes / sizeof(int32_t);
+  const std::vector<uint64_t> blocks = prefix_hashes(
+      {reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(int32_t)});
+  const std::map<int, size_t> known = computed_.find(blocks);
+  Link* best = nullptr;
+  int64_t least = 0;
+  for (const auto& link : links_) {
+    if (!link->is_up()) continue;
+    const auto blocks_of = known.find(link->index());
+    const int64_t n_known =
+        blocks_of == known.end() ? 0 : static_cast<int64_t>(blocks_of->second) * kTokensOfBlock;
+    const int64_t n_tokens = link->n_pending() + std::ssize(tokens) - n_known;
+    if (!best || n_tokens < least) best = link.get(), least = n_tokens;
+  }
+  if (best) computed_.add(blocks, best->index());
+  return best;
 }
 
 void KvClient::cancel(uint64_t id) {

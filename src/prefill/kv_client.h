@@ -1,5 +1,7 @@
 // The decode side: fetches the keys of prompts from prefill servers. A thread a server connects,
-// connects again when the server was lost, and gives pages to the engine as they come.
+// connects again when the server was lost, and gives pages to the engine as they come. A prompt
+// goes to the server that would have the fewest tokens to compute: those of prompts before it, and
+// those of its own that the server has not computed lately.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -11,6 +13,7 @@
 
 #include "prefill/kv_messages.h"
 #include "scheduling/prefix_source.h"
+#include "text/prefix_table.h"
 #include "transport/secret.h"
 #include "transport/transport.h"
 
@@ -36,17 +39,20 @@ class KvClient final : public PrefixSource {
   void cancel(uint64_t id) override;
   void stop() override;
 
+  std::vector<PrefixServerStatus> servers() const override;
   int n_servers() const { return static_cast<int>(links_.size()); }
   int n_up() const;  // thread-safe
 
  private:
   class Link;
+  Link* best_for(const std::vector<int32_t>& tokens);
 
   const Options options_;
   const KvWelcome own_;
   std::vector<std::unique_ptr<Link>> links_;
   std::mutex mutex_;                   // guards what follows
   std::map<uint64_t, Link*> link_of_;  // of fetches
+  PrefixTable computed_;               // by links, in order
 };
 
 }  // namespace tandem

@@ -2,7 +2,7 @@
 // only; no sockets, no clock.
 #pragma once
 #include "router/backend.h"
-#include "router/prefix_table.h"
+#include "text/prefix_table.h"
 #include "router/request_summary.h"
 
 namespace tandem {

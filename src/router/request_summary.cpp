@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 #include "io/json.h"
-#include "router/prefix_table.h"
+#include "text/prefix_table.h"
 
 namespace tandem {
 namespace {

@@ -5,9 +5,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace tandem {
+
+// A server that keys come from.
+struct PrefixServerStatus {
+  std::string address;
+  bool is_up;
+  int64_t n_fetches;         // prompts that it was asked for
+  int64_t n_failures;        // how often it was lost without having said goodbye
+  int64_t n_pages;           // that came
+  int64_t n_pending_tokens;  // of prompts whose keys have not come yet
+};
 
 class PrefixSource {
  public:
@@ -32,6 +43,7 @@ class PrefixSource {
   virtual void cancel(uint64_t id) = 0;
   // Ends all fetches, and returns when no receiver is called any more.
   virtual void stop() = 0;
+  virtual std::vector<PrefixServerStatus> servers() const { return {}; }  // thread-safe
 };
 
 }  // namespace tandem

@@ -112,13 +112,37 @@ void experts_text(PrometheusText& t, const Metrics::Experts& experts) {
   t.value("tandem:expert_gpu_share", loads.gpu_share);
 }
 
+// A metric tandem:<label>_<name> of each of some servers, by the label with their addresses.
+template <class Status, class Value>
+void each_text(PrometheusText& t, const std::vector<Status>& servers, const std::string& label,
+               const std::string& name, const char* kind, const char* help, Value value) {
+  if (servers.empty()) return;
+  const std::string metric = fmt::format("tandem:{}_{}", label, name);
+  t.type(metric, kind, help);
+  for (const Status& server : servers)
+    t.value(metric, value(server), fmt::format("{}=\"{}\"", label, escaped(server.address)));
+}
+
+void prefill_text(PrometheusText& t, const std::vector<PrefixServerStatus>& servers) {
+  const auto each = [&](const std::string& name, const char* kind, const char* help, auto value) {
+    each_text(t, servers, "prefill_server", name, kind, help, value);
+  };
+  using Status = const PrefixServerStatus&;
+  each("up", "gauge", "1 while a prefill server takes prompts.",
+       [](Status s) { return s.is_up ? 1 : 0; });
+  each("fetches_total", "counter", "Prompts whose keys a prefill server was asked for.",
+       [](Status s) { return s.n_fetches; });
+  each("failures_total", "counter", "How often a prefill server was lost without goodbye.",
+       [](Status s) { return s.n_failures; });
+  each("pages_total", "counter", "Pages of keys that came from a prefill server.",
+       [](Status s) { return s.n_pages; });
+  each("pending_tokens", "gauge", "Tokens of prompts whose keys have not come yet.",
+       [](Status s) { return s.n_pending_tokens; });
+}
+
 void workers_text(PrometheusText& t, const std::vector<WorkerStatus>& workers) {
   const auto each = [&](const std::string& name, const char* kind, const char* help, auto value) {
-    if (workers.empty()) return;
-    t.type("tandem:worker_" + name, kind, help);
-    for (const WorkerStatus& worker : workers)
-      t.value("tandem:worker_" + name, value(worker),
-              fmt::format("worker=\"{}\"", escaped(worker.address)));
+    each_text(t, workers, "worker", name, kind, help, value);
   };
   using Status = const WorkerStatus&;
   each("up", "gauge", "1 while an expert worker takes requests.",
@@ -249,14 +273,15 @@ void Metrics::http_response(int http_status) {
 }
 
 std::string Metrics::text(const std::string& model, const EngineCounts* counts,
-                          const Experts* experts, const std::vector<WorkerStatus>& workers) const {
+                          const Experts* experts, const OtherServers& others) const {
   PrometheusText t{.labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model)),
                    .out = {}};
   t.type("tandem:ready", "gauge", "1 once the model is loaded.");
   t.value("tandem:ready", counts ? 1 : 0);
   if (counts) engine_text(t, *counts);
   if (experts) experts_text(t, *experts);
-  workers_text(t, workers);
+  workers_text(t, others.workers);
+  prefill_text(t, others.prefill);
 
   const std::lock_guard lock(mutex_);
   t.both("counter", "prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of requests.",

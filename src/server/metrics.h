@@ -26,6 +26,12 @@ class Histogram {
   double sum_ = 0;
 };
 
+// The servers that this one asks for something.
+struct OtherServers {
+  std::vector<WorkerStatus> workers = {};
+  std::vector<PrefixServerStatus> prefill = {};
+};
+
 // Thread-safe.
 class Metrics {
  public:
@@ -48,8 +54,7 @@ class Metrics {
   };
   // `counts` is null while the model is loading, `experts` while or if they are not counted.
   std::string text(const std::string& model, const EngineCounts* counts,
-                   const Experts* experts = nullptr,
-                   const std::vector<WorkerStatus>& workers = {}) const;
+                   const Experts* experts = nullptr, const OtherServers& others = {}) const;
 
  private:
   mutable std::mutex mutex_;

@@ -153,11 +153,12 @@ HttpResponse Service::metrics() const {
   std::optional<Metrics::Experts> experts;
   const auto homes = engine ? engine->expert_homes() : nullptr;
   if (uses) experts.emplace(Metrics::Experts{*uses, *homes});
-  return {
-      200,
-      metrics_.text(options_.model_id, counts ? &*counts : nullptr, experts ? &*experts : nullptr,
-                    engine ? engine->workers() : std::vector<WorkerStatus>()),
-      "text/plain; version=0.0.4; charset=utf-8"};
+  OtherServers others;
+  if (engine) others = {engine->workers(), engine->prefix_servers()};
+  return {200,
+          metrics_.text(options_.model_id, counts ? &*counts : nullptr,
+                        experts ? &*experts : nullptr, others),
+          "text/plain; version=0.0.4; charset=utf-8"};
 }
 
 // How often each routed expert was chosen, and where it is.

@@ -1,4 +1,4 @@
-#include "router/prefix_table.h"
+#include "text/prefix_table.h"
 
 #include <algorithm>
 #include <functional>
