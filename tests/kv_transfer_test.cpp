@@ -76,9 +76,20 @@ struct Prefill {
   }
   ~Prefill() { server.end(); }
   std::string address() const { return fmt::format("127.0.0.1:{}", server.port()); }
+  // A step is counted after its keys have been sent.
+  void await_computed(int64_t n_tokens) {
+    await([&] { return engine->counts().n_computed_tokens >= n_tokens; }, "computed tokens");
+    EXPECT_EQ(engine->counts().n_computed_tokens, n_tokens);
+  }
   RunningEngine engine{RunningEngine::Options{}};
   KvServer server;
 };
+
+// Pages of an answer that has just come may still be in use.
+void forget_pages(RunningEngine& engine) {
+  await([&] { return engine->counts().scheduler.n_running == 0; }, "no answer is left");
+  engine->forget_pages();
+}
 
 const std::string& expected(int first) {
   static std::map<int, std::string> texts;
@@ -122,11 +133,10 @@ TEST(KvTransfer, PagesThatThePrefillServerHasCostOneToken) {
   await([&] { return client.n_up() == 1; }, "it is up");
   RunningEngine decode({.prefixes = &client});
   EXPECT_EQ(decode.submit(question(prompt_text(0))).get().text, expected(0));
-  const int64_t n_computed = prefill.engine->counts().n_computed_tokens;
-  EXPECT_EQ(n_computed, tokens_before_last(0) + 1);
-  decode->forget_pages();
+  prefill.await_computed(tokens_before_last(0) + 1);
+  forget_pages(decode);
   EXPECT_EQ(decode.submit(question(prompt_text(0))).get().text, expected(0));
-  EXPECT_EQ(prefill.engine->counts().n_computed_tokens, n_computed + 1);
+  prefill.await_computed(tokens_before_last(0) + 2);
 }
 
 TEST(KvTransfer, PromptsGoWhereTheirBeginningWasComputed) {
@@ -141,18 +151,18 @@ TEST(KvTransfer, PromptsGoWhereTheirBeginningWasComputed) {
   // Two prompts at once, until the second server gets one of them.
   int asked = 0;
   for (int i = 0; i < 1000 && client.servers()[1].n_fetches == 0; i += 100) {
-    auto one = decode.submit(question(prompt_text(i)));
     asked = i + 50;
-    EXPECT_EQ(decode.submit(question(prompt_text(asked))).get().text, expected(asked));
+    auto one = decode.submit(question(prompt_text(i)));
+    auto other = decode.submit(question(prompt_text(asked)));
     one.get();
+    EXPECT_EQ(other.get().text, expected(asked));
   }
   ASSERT_EQ(client.servers()[1].n_fetches, 1);
-  const auto n_computed = [&] { return second->engine->counts().n_computed_tokens; };
+  second->await_computed(tokens_before_last(asked) + 1);
   EXPECT_EQ(client.servers()[1].n_pages, (tokens_before_last(asked) + kPageSize - 1) / kPageSize);
-  const int64_t n_before = n_computed();
-  decode->forget_pages();
+  forget_pages(decode);
   EXPECT_EQ(decode.submit(question(prompt_text(asked))).get().text, expected(asked));
-  EXPECT_EQ(n_computed(), n_before + 1) << "it has the other keys";
+  second->await_computed(tokens_before_last(asked) + 2);  // it has the other keys
   EXPECT_EQ(client.servers()[1].n_fetches, 2);
   for (const PrefixServerStatus& server : client.servers()) {
     EXPECT_TRUE(server.is_up);
@@ -166,7 +176,7 @@ TEST(KvTransfer, PromptsGoWhereTheirBeginningWasComputed) {
   EXPECT_FALSE(client.servers()[1].is_up);
   second = std::make_unique<Prefill>(*transport, KvServer::Options{.address = address});
   await([&] { return client.n_up() == 2; }, "it is up again");
-  decode->forget_pages();
+  forget_pages(decode);
   EXPECT_EQ(decode.submit(question(prompt_text(asked))).get().text, expected(asked));
   EXPECT_EQ(client.servers()[1].n_fetches, 2) << "the first server is as good";
   EXPECT_EQ(client.servers()[1].n_failures, 0) << "it said goodbye";

@@ -134,6 +134,8 @@ void Engine::take_orders() {
     std::swap(orders, orders_);
     pages_taken_.notify_all();
   }
+  // First: requests that came later do not find the pages.
+  if (orders.forget) replicas_.forget_pages();
   for (auto& [id, request] : orders.requests) {
     auto receiver = std::make_shared<Receiver>(std::move(request.on_event));
     if (fetches(id, request))
@@ -149,7 +151,6 @@ void Engine::take_orders() {
     replicas_.remove(id);
     drafter_.ended(id);
   }
-  if (orders.forget) replicas_.forget_pages();
 }
 
 void Engine::begin(SequenceId id, Arriving request) {
