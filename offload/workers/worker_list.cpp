@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "io/json.h"
+#include "io/listed_lines.h"
 #include "transport/tcp.h"
 
 namespace tandem {
@@ -14,13 +15,6 @@ constexpr int kLooksPerResolve = 5;
 
 bool contains(const std::vector<std::string>& all, const std::string& one) {
   return std::find(all.begin(), all.end(), one) != all.end();
-}
-
-std::string trimmed(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\r";
-  const size_t first = text.find_first_not_of(kSpaces);
-  if (first == text.npos) return {};
-  return std::string(text.substr(first, text.find_last_not_of(kSpaces) - first + 1));
 }
 
 // Throws Error, after `where`.
@@ -39,15 +33,8 @@ void append(std::vector<std::string>& addresses, const std::string& address,
 
 std::vector<std::string> worker_addresses_from(std::string_view text, const std::string& file) {
   std::vector<std::string> addresses;
-  int line = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view entry = text.substr(begin, end - begin);
-    const std::string address = trimmed(entry.substr(0, entry.find('#')));
-    ++line;
-    if (!address.empty()) append(addresses, address, fmt::format("{} line {}:", file, line));
-    begin = end + 1;
-  }
+  for (const ListedLine& line : listed_lines(text))
+    append(addresses, std::string(line.entry), fmt::format("{} line {}:", file, line.number));
   require(!addresses.empty(), "{}: there is no worker in it: write HOST:PORT, one a line", file);
   return addresses;
 }
