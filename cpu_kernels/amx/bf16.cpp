@@ -41,7 +41,7 @@ void gemm_by_tiles(const GemmArgs& a) {
       add_tiles(
           a, b, first, m, sums, room,
           WidenedTiles(b, per_step, room, [&](int, int, __m512i step, __m512i* w0, __m512i* w1) {
-            widen_e4m3(table, step, w0, w1);
+            widen_e4m3_step(table, step, w0, w1);
           }));
     }
   });
