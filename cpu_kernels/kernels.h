@@ -106,11 +106,11 @@ struct Activations {
   bool tiled = false;             // tiles made by tile(); `rows` then select scales only
 };
 
-// Copies n rows, at most kRowsOfTile, to tiles: [64 bytes of columns][n][64 bytes]. The rows of a
-// product are tiled kRowsOfTile at a time, the tiles of every 16 rows behind those of the rows
+// Copies n rows, at most kTileRows, to tiles: [64 bytes of columns][n][64 bytes]. The rows of a
+// product are tiled kTileRows at a time, the tiles of every 16 rows behind those of the rows
 // before, so that tiled rows take as many bytes as others of the same stride. Products may read a
 // tile's bytes, kTileBytes, behind them.
-constexpr int kRowsOfTile = 16, kTileBytes = 1024;
+constexpr int kTileRows = 16, kTileBytes = 1024;
 struct TileArgs {
   Activations x;    // encoded rows, not tiled; the stride is a multiple of 64 bytes
   int first, n, k;  // rows [first, first + n), their columns

@@ -43,14 +43,14 @@ ExpertSlice::ExpertSlice(const cpu::KernelTable& kernels, const ModelConfig& con
   if (is_empty()) return;
   const int64_t pairs = int64_t{max_tokens} * config.router.n_active;
   const bool tiles = kernels.tile != nullptr;
-  const int behind = tiles ? cpu::kRowsOfTile : 0;  // rows: more than products read behind the last
-  if (tiles) tiles_of_x_.reserve(untiled_.size() + pairs / cpu::kRowsOfTile);
+  const int behind = tiles ? cpu::kTileRows : 0;  // rows: more than products read behind the last
+  if (tiles) tiles_of_x_.reserve(untiled_.size() + pairs / cpu::kTileRows);
   arena_ = Arena::holding([&](auto visit) {
     visit(x_, max_tokens, cpu::encoded_columns(config.dim), DType::kBF16);
     visit(act_, pairs, width_, DType::kF32);
     visit(encoded_act_, pairs + behind, cpu::encoded_columns(width_), DType::kBF16);
     visit(tiles_, tiles ? pairs + behind : 0, cpu::encoded_columns(config.dim), DType::kBF16);
-    visit(rows_, tiles ? int64_t{n_threads_} * cpu::kRowsOfTile : 0, cpu::encoded_columns(width_),
+    visit(rows_, tiles ? int64_t{n_threads_} * cpu::kTileRows : 0, cpu::encoded_columns(width_),
           DType::kBF16);
     visit(sum_, max_tokens, config.dim, DType::kF32);
     visit(part_, int64_t{n_threads_} * kGroupTokens, kRows, DType::kF32);
@@ -100,8 +100,8 @@ int64_t ExpertSlice::take(std::span<const ExpertPairs::Group> groups) {
     unfinished_[g] = pieces_ + 1;
     untiled_[g] = 0;
     if (!is_tiled(groups[g].n, tiles_x_)) continue;
-    for (int i = 0; i < groups[g].n; i += cpu::kRowsOfTile) {
-      tiles_of_x_.push_back({g, groups[g].first + i, std::min(cpu::kRowsOfTile, groups[g].n - i)});
+    for (int i = 0; i < groups[g].n; i += cpu::kTileRows) {
+      tiles_of_x_.push_back({g, groups[g].first + i, std::min(cpu::kTileRows, groups[g].n - i)});
       ++untiled_[g];
     }
   }
@@ -192,9 +192,9 @@ void ExpertSlice::encode_activated(const ExpertPairs::Group& group, int thread) 
   if (act_type_ == cpu::ActivationType::kF32) return;
   const bool tiled = is_tiled(group.n, tiles_act_);
   const TensorView rows =
-      rows_.rows_from(tiled ? int64_t{thread} * cpu::kRowsOfTile : 0, tiled ? cpu::kRowsOfTile : 0);
+      rows_.rows_from(tiled ? int64_t{thread} * cpu::kTileRows : 0, tiled ? cpu::kTileRows : 0);
   for (int first = group.first, n; first < group.first + group.n; first += n) {
-    n = std::min(cpu::kRowsOfTile, group.first + group.n - first);
+    n = std::min(cpu::kTileRows, group.first + group.n - first);
     for (int i = 0; i < n; ++i)
       kernels_.encode({act_.row<float>(first + i), width_, act_type_,
                        tiled ? rows.row_data(i) : encoded_act_.row_data(first + i),

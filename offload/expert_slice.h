@@ -74,7 +74,7 @@ class ExpertSlice {
   TensorView tiles_;        // [pairs, dim] rows of x in tiles, group by group
   TensorView act_;          // [pairs, width] silu(gate) * up
   TensorView encoded_act_;  // [pairs, width] the same, encoded, in tiles where products take them
-  TensorView rows_;         // [threads * kRowsOfTile, width] encoded, before they are tiled
+  TensorView rows_;         // [threads * kTileRows, width] encoded, before they are tiled
   TensorView sum_;          // [tokens, dim]
   TensorView part_;         // [threads * kGroupTokens, kRows] some rows of one expert's output
   std::vector<float> x_scales_, act_scales_;  // scales of encoded rows

@@ -173,8 +173,8 @@ TEST_P(KernelTest, GemmOfTiledRows) {
       std::vector<uint8_t> room(m * x.view.stride + cpu::kTileBytes + 64, 0xff);  // NaN
       uint8_t* tiles = room.data();
       tiles += -reinterpret_cast<uintptr_t>(tiles) % 64;
-      for (int i = 0; i < m; i += cpu::kRowsOfTile)
-        t_.tile({product.x, i, std::min(cpu::kRowsOfTile, m - i), k, tiles + i * x.view.stride});
+      for (int i = 0; i < m; i += cpu::kTileRows)
+        t_.tile({product.x, i, std::min(cpu::kTileRows, m - i), k, tiles + i * x.view.stride});
       product.x.data = tiles;
       product.x.tiled = true;
       product.out = got.data();

@@ -4,9 +4,9 @@
 #include "core/check.h"
 #include "router/backend_list.h"
 #include "router/forwarding.h"
-#include "text/prefix_table.h"
 #include "router/request_summary.h"
 #include "tests/error_of.h"
+#include "text/prefix_table.h"
 
 namespace tandem {
 namespace {

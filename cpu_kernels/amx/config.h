@@ -7,8 +7,6 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kTileRows = kRowsOfTile;
-
 // The compiler knows when tiles are loaded and stored, but not which memory that reads and writes.
 void order_memory() { asm volatile("" ::: "memory"); }
 

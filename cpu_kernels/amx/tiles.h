@@ -1,5 +1,4 @@
-// AMX tile products: 32 rows of x by 32 rows of w at a time. docs/measurements/amx_counts.md counts
-// the loop's instructions.
+// AMX tile products: up to 32 rows of x by 32 or 64 rows of w at a time (docs/amx.md).
 #pragma once
 #include <immintrin.h>
 
@@ -121,6 +120,12 @@ class WidenedTiles {
   const int n_steps_;
   Widen widen_;
 };
+
+// Tiles beside each other in a block of columns.
+template <class Product>
+int tiles_across(const Block& b) {
+  return (b.n * Product::kElementBytes + kStepBytes - 1) / kStepBytes;
+}
 
 // A tiles of up to 32 rows of x in a block of columns: tile t of the first or second 16 rows is at
 // at[i] + t * step[i].
@@ -262,8 +267,7 @@ void add_many_rows(const GemmArgs& a, const Block& b, int first, int m, Sum* sum
   constexpr decltype(&tile_product<Product, 1, 1>) kProducts[2][2] = {
       {tile_product<Product, 1, 1>, tile_product<Product, 1, 2>},
       {tile_product<Product, 2, 1>, tile_product<Product, 2, 2>}};
-  const int n_bytes = b.n * Product::kElementBytes;
-  const int n_tiles = (n_bytes + kStepBytes - 1) / kStepBytes;
+  const int n_tiles = tiles_across<Product>(b);
   const char* w[kGroup];
   for (int p = 0; p < b.n_panels; ++p) {
     for (int t = 0; t < n_tiles; ++t) tiles.make(p, t);
@@ -326,8 +330,7 @@ void few_rows_product(const RowTiles& x, Tiles& tiles, int panel, int n_tiles, R
 // Adds a block to the sums of all rows of x, at most kFewRows. Tiles are configured for them.
 template <class Product, class Tiles>
 void add_few_rows(const GemmArgs& a, const Block& b, Sum* sums, Room<Product>& room, Tiles& tiles) {
-  const int n_bytes = b.n * Product::kElementBytes;
-  const int n_tiles = (n_bytes + kStepBytes - 1) / kStepBytes;
+  const int n_tiles = tiles_across<Product>(b);
   const RowTiles x = tiles_of_rows(a, b, 0, a.m, room);
   if (!a.x.tiled) prefetch_next_rows<kFewRows>(a, b, Product::kElementBytes, a.m);
   const auto add = [&](int first_result, int panel) {

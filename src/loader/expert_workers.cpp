@@ -80,7 +80,8 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                                .n_layers = config.n_layers,
                                .n_active = config.router.n_active,
                                .dim = static_cast<int32_t>(config.dim),
-                               .experts = std::vector<bool>(config.router.n_experts)};
+                               .experts = std::vector<bool>(config.router.n_experts),
+                               .arithmetic = {}};
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(workers.patience);
   std::vector<bool> owned = model.experts;
   for (const ListedWorker& worker : asked.list->workers()) {

@@ -2,8 +2,8 @@
 // only; no sockets, no clock.
 #pragma once
 #include "router/backend.h"
-#include "text/prefix_table.h"
 #include "router/request_summary.h"
+#include "text/prefix_table.h"
 
 namespace tandem {
 
