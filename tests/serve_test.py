@@ -377,7 +377,8 @@ class Serving(unittest.TestCase):
         self.assertEqual(server.metric("tandem:expert_window_steps"), 9)
         self.assertEqual(server.stop(), 0)
         self.server.ok("/v1/completions", {"prompt": QUESTION, "max_tokens": 3})
-        self.assertGreater(self.server.get("/experts")[1]["steps"], before["steps"])
+        # Only a window of the last steps is counted: the number of steps falls where the window moves on, the counts change.
+        self.assertNotEqual(self.server.get("/experts")[1]["layers"], before["layers"])
 
     def test_uses_of_experts_are_not_counted(self):
         server = Server("--balance-window", "0").wait_ready()

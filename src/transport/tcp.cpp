@@ -61,6 +61,8 @@ class TcpConnection final : public MessageConnection {
     socket_.set_option(TcpNumber<TCP_KEEPCNT>(2), ignored);
     socket_.set_option(TcpNumber<TCP_USER_TIMEOUT>(15'000), ignored);
     socket_.non_blocking(true);
+    unsent_.reserve(
+        kMostParts);  // queueing a second message while the first leaves does not allocate
   }
 
   void send(MessageKind kind, uint64_t number, std::span<const MessageBytes> body) override {
@@ -100,8 +102,9 @@ class TcpConnection final : public MessageConnection {
   }
 
  private:
+  static constexpr size_t kMostParts = 64;  // that Asio writes at a time
+
   void send_some() {
-    constexpr size_t kMostParts = 64;  // that Asio writes at a time
     while (!is_sent()) {
       const auto parts = std::span(unsent_).subspan(n_sent_);
       error_code error;
