@@ -151,6 +151,10 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   add_value(
       *plan, "--skew", p.skew,
       "skew of the simulated routing: the n-th expert has probability proportional to n^-skew");
+  add_value(*plan, "--faults", p.faults.n_faults,
+            "simulate decoding while workers fail so many times and come back; 0: do not");
+  add_value(*plan, "--fault-interval", p.faults.mean_interval_seconds,
+            "seconds between two faults of --faults, on average");
   plan->add_flag("--json", o.json, "print the report as one JSON object on standard output");
   plan->add_flag("-q,--quiet", o.quiet, "do not print the age of this machine's measurement");
 }

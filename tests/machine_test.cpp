@@ -36,11 +36,12 @@ TEST(Machine, EveryFileOfMachinesIsReadAndNamesItsSources) {
     const Json sources = described(entry.path().stem()).at("sources");
     for (const char* key : {"machine", "read_bytes_per_second", "peak_ops_per_second", "disk"})
       EXPECT_TRUE(sources.contains(key)) << key;
-    EXPECT_EQ(sources.contains("gpu"), !m.gpus.empty());
-    EXPECT_EQ(sources.contains("network"), m.network.bytes_per_second > 0);
+    EXPECT_EQ(sources.contains("gpu"), m.n_all_gpus() > 0);
+    EXPECT_EQ(sources.contains("network"),
+              m.network.bytes_per_second > 0 || m.between_kinds.bytes_per_second > 0);
     ++n;
   }
-  EXPECT_EQ(n, 15);
+  EXPECT_EQ(n, 17);
 }
 
 TEST(Machine, NodesAreAlikeUnlessListed) {
@@ -89,6 +90,36 @@ TEST(Machine, RefusesImpossibleFigures) {
   EXPECT_TRUE(says(error_of([] { machine_from_json("[1]", "m.json"); }), "expected a JSON object"));
   EXPECT_TRUE(says(error_of([] { machine_from_json("{", "m.json"); }), "broken JSON"));
   EXPECT_TRUE(says(error_of([] { machine_from_file("/no/such"); }), "cannot open /no/such"));
+}
+
+TEST(Machine, HostsOfSeveralKinds) {
+  const Machine m = machine_from_file(kMachines + "office-4090-3x256gb.json");
+  EXPECT_EQ(m.n_kinds(), 2);
+  EXPECT_EQ(m.label, "GPU box");
+  EXPECT_EQ(m.other_kinds[0].label, "memory box");
+  EXPECT_EQ(m.other_kinds[0].hosts, 3);
+  EXPECT_EQ(m.n_hosts(), 4);
+  EXPECT_EQ(m.between_kinds.bytes_per_second, 2.8125e9);
+  EXPECT_EQ(m.other_kinds[0].network.bytes_per_second, 2.8125e9) << "it has none of its own";
+  EXPECT_EQ(
+      machine_from_file(kMachines + "8xh20-32x4090.json").other_kinds[0].network.bytes_per_second,
+      2.8125e9);
+  const auto r = [](const char* patch) { return refusal("office-4090-3x256gb", patch); };
+  EXPECT_EQ(r(R"({"request_seconds": 4e-5})"), "no error");
+  EXPECT_TRUE(says(r(R"({"network": null})"), "network is missing: say how the 2 kinds"));
+  EXPECT_TRUE(says(r(R"({"kinds": []})"), "expected at least one kind"));
+  EXPECT_TRUE(says(r(R"({"kinds": [5]})"), "kinds[0]: expected a JSON object"));
+  EXPECT_TRUE(says(r(R"({"cpu": "x"})"), "\"cpu\" is no known field"));
+  EXPECT_TRUE(says(r(R"({"hosts": 2})"), "\"hosts\" is no known field"));
+  EXPECT_TRUE(says(r(R"({"request_seconds": -1})"), "request_seconds is -1"));
+  Json machine = described("office-4090-3x256gb");
+  machine["kinds"][1]["cores"] = 0;
+  EXPECT_TRUE(says(error_of([&] { machine_from_json(machine.dump(), "m.json"); }),
+                   "m.json: kinds[1]: cores is 0"));
+  machine["kinds"][1]["cores"] = 64;
+  machine["kinds"][0]["hosts"] = machine["kinds"][1]["hosts"] = 40000;
+  EXPECT_TRUE(says(error_of([&] { machine_from_json(machine.dump(), "m.json"); }),
+                   "kinds[1]: hosts is 40000: expected at most 65536 in all"));
 }
 
 TEST(Machine, CurvesOfMeasuredEfficiency) {

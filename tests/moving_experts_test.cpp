@@ -65,7 +65,7 @@ TEST(MovingExperts, SaysWhyTheyStay) {
   EXPECT_EQ(why({kGpu, kSecondGpu}, {{some, kFp8, {kGpu}}, {others, kFp8, {kCpu}}}),
             "GPUs have some, and CPUs the others");
   EXPECT_EQ(why({kGpu}, {{some, kFp8, {kGpu}}, {others, kFp8, {kOtherHost}}}),
-            "GPUs have some, and CPUs the others");
+            "workers keep theirs");
   EXPECT_EQ(why({kGpu, {1, 0}}, {{some, kFp8, {kCpu}}, {others, kFp8, {kOtherHost}}}),
             "they are on the CPUs of ranks with GPUs");
   Placement dense = placed({kCpu}, {});

@@ -65,7 +65,7 @@ TEST(Plan, R1WithItsBackboneEmbeddingAndCacheOnOne4090) {
   const Plan plan = Planned("r1", known_machine("2x6454s-4090"), w).plan();
   const Placement& p = plan.placement;
   EXPECT_EQ(p.stages[0].devices, (std::vector<DeviceId>{{0, 0}}));
-  EXPECT_EQ(p.numa_columns, (std::vector<int>{1024, 1024}));
+  EXPECT_EQ(p.numa_columns, (NumaColumns{{1024, 1024}}));
   EXPECT_EQ(p.kv_tokens, 32768);
   // The embedding fits on the GPU, or a reason says that it moved.
   if (p.embedding_on_cpu) {

@@ -488,9 +488,29 @@ class StartedByItself(unittest.TestCase):
                 file.write_text("{}")
                 done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file), "--as-network", "--json"])
                 self.assertEqual((done.returncode, done.stderr.count("error:"), file.read_text()), (2, 1, "{}"), done.stderr)
-        self.refused(None, bench, 2, "bench comm measures several ranks", "--ranks 2")
+        self.refused(None, bench, 2, "bench comm: --bytes is about several ranks", "--ranks 2")
+        self.refused(None, [*bench, "--as-network", "--out", "x"], 2, "bench comm: --as-network is about several ranks")
         self.refused(None, ["bench", "overlap"], 2, "bench overlap measures several ranks", "--ranks 2")
         self.refused(LAUNCHERS[0], [*bench, "--ranks", "2", "--as-network"], 2, "--as-network")
+
+    def test_bench_comm_alone(self):
+        bench = ["bench", "comm", "--config", str(GOLDEN.parent.parent / "models" / "tiny-r1"), "--seconds", "0.002", "--tokens", "4,1"]
+        file = pathlib.Path(self.folder.name) / "one.json"
+        file.write_text((GOLDEN.parent.parent / "machines" / "office-4090-3x256gb.json").read_text())
+        before = json.loads(file.read_text())
+        done = self.run_self(None, [*bench, "--json", "--out", str(file)])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([(row["operation"], row["tokens"], row["there"], row["back"]) for row in rows],
+                         [("request to a worker", n, "bf16", "f32") for n in (4, 1)])
+        self.assertTrue(all(row["raw_seconds"] > 0 and row["bytes_per_second"] > 0 for row in rows))
+        machine = json.loads(file.read_text())
+        self.assertEqual(machine.pop("request_seconds"), min(row["seconds"] for row in rows))
+        self.assertEqual(machine, before)
+        text = self.run_self(None, bench)
+        self.assertEqual((text.returncode, text.stdout.count("| request to a worker  |")), (0, 2))
+        self.assertIn("a backbone and a worker on this host, beside TCP", text.stdout)
+        self.refused(None, [*bench[:-1], "8193"], 2, "--tokens", "8192")
 
     def test_bench_overlap(self):
         timeline = pathlib.Path(self.folder.name) / "timeline.json"

@@ -19,6 +19,26 @@ std::vector<int> by_share(const std::vector<double>& shares) {
   return order;
 }
 
+// One of each expert, and `n_redundant` more of those with the most load a copy.
+std::vector<int> copies_of(const std::vector<double>& shares, int n_ranks, int n_redundant) {
+  const auto n = static_cast<int>(shares.size());
+  check(n_redundant >= 0 && n_redundant <= n * (n_ranks - 1), "redundant experts");
+  std::vector<int> copies(n, 1);
+  const auto less_loaded = [&](int a, int b) {
+    const double x = shares[a] / copies[a], y = shares[b] / copies[b];
+    return x != y ? x < y : a > b;
+  };
+  std::priority_queue<int, std::vector<int>, decltype(less_loaded)> hottest(less_loaded);
+  for (int e = 0; e < n; ++e)
+    if (n_ranks > 1) hottest.push(e);
+  for (int i = 0; i < n_redundant; ++i) {
+    const int e = hottest.top();
+    hottest.pop();
+    if (++copies[e] < n_ranks) hottest.push(e);
+  }
+  return copies;
+}
+
 std::vector<double> loads_of(const OwnersOfLayer& owners, const std::vector<double>& shares,
                              int n_ranks) {
   std::vector<double> load(n_ranks, 0);
@@ -163,20 +183,7 @@ OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int
 OwnersOfLayer assign_experts(const std::vector<double>& shares, const std::vector<int>& slots,
                              int n_redundant) {
   const int n = static_cast<int>(shares.size()), n_ranks = static_cast<int>(slots.size());
-  check(n_redundant >= 0 && n_redundant <= n * (n_ranks - 1), "redundant experts");
-  std::vector<int> copies(n, 1);
-  const auto less_loaded = [&](int a, int b) {
-    const double x = shares[a] / copies[a], y = shares[b] / copies[b];
-    return x != y ? x < y : a > b;
-  };
-  std::priority_queue<int, std::vector<int>, decltype(less_loaded)> hottest(less_loaded);
-  for (int e = 0; e < n; ++e)
-    if (n_ranks > 1) hottest.push(e);
-  for (int i = 0; i < n_redundant; ++i) {
-    const int e = hottest.top();
-    hottest.pop();
-    if (++copies[e] < n_ranks) hottest.push(e);
-  }
+  const std::vector<int> copies = copies_of(shares, n_ranks, n_redundant);
   std::vector<double> a_copy(n);
   for (int e = 0; e < n; ++e) a_copy[e] = shares[e] / copies[e];
   // An expert with many replicas has the fewest ranks to choose from and is assigned first.
@@ -206,6 +213,33 @@ OwnersOfLayer assign_experts(const std::vector<double>& shares, const std::vecto
   // Where ranks have different numbers of slots, too few of them may have been left for a replica.
   if (replicas_of(owners) < n + n_redundant) fill_slots(owners, shares, slots);
   level_loads(owners, shares, slots);
+  return owners;
+}
+
+OwnersOfLayer assign_by_speed(const std::vector<double>& shares, const std::vector<double>& speeds,
+                              std::vector<int> slots, int n_redundant) {
+  const int n = static_cast<int>(shares.size()), n_ranks = static_cast<int>(slots.size());
+  const std::vector<int> copies = copies_of(shares, n_ranks, n_redundant);
+  check(std::accumulate(slots.begin(), slots.end(), int64_t{0}) >= n, "a slot for every expert");
+  std::vector<double> a_copy(n), load(n_ranks, 0);
+  for (int e = 0; e < n; ++e) a_copy[e] = shares[e] / copies[e];
+  OwnersOfLayer owners(n);
+  const auto add_copy = [&](int e) {
+    int best = -1;
+    const auto end_of = [&](int rank) { return (load[rank] + a_copy[e]) / speeds[rank]; };
+    for (int rank = 0; rank < n_ranks; ++rank)
+      if (slots[rank] > 0 && (best < 0 || end_of(rank) < end_of(best)) &&
+          std::find(owners[e].begin(), owners[e].end(), rank) == owners[e].end())
+        best = rank;
+    if (best < 0) return;
+    owners[e].insert(std::upper_bound(owners[e].begin(), owners[e].end(), best), best);
+    load[best] += a_copy[e];
+    --slots[best];
+  };
+  const std::vector<int> order = by_share(a_copy);
+  for (const int e : order) add_copy(e);  // every expert has a place before any has two
+  for (const int e : order)
+    for (int i = 1; i < copies[e]; ++i) add_copy(e);
   return owners;
 }
 

@@ -21,6 +21,12 @@ OwnersOfLayer assign_experts(const std::vector<double>& shares, int n_ranks, int
 OwnersOfLayer assign_experts(const std::vector<double>& shares, const std::vector<int>& slots,
                              int n_redundant);
 
+// The same for ranks that compute at different speeds, [ranks], so that they end together: the
+// experts with most load first, each on the ranks that would then have worked least, for which
+// `slots` [ranks] have room. An expert gets fewer replicas where no other rank has a free slot.
+OwnersOfLayer assign_by_speed(const std::vector<double>& shares, const std::vector<double>& speeds,
+                              std::vector<int> slots, int n_redundant);
+
 // Swaps replicas between ranks, or moves them to free slots, as long as that lowers the largest
 // load. slots: [ranks] the most experts that each may have. Every expert keeps its number of
 // replicas.

@@ -1,6 +1,13 @@
 #include "offload/plan/assigned_experts.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/rounding.h"
+#include "model/cost.h"
+#include "model/parameters.h"
+#include "offload/plan/rates.h"
 
 namespace tandem {
 namespace {
@@ -43,7 +50,89 @@ std::vector<ExpertGroup> groups_of(const OwnersOfLayer& owners, WeightFormat for
   return groups;
 }
 
+// Experts a second: under even routing each expert of a step has `rows` rows.
+double speed_of(const PlanInput& in, DeviceId cpu, WeightFormat format,
+                const NumaColumns& numa_columns) {
+  const Rates rates = rates_of(in.machine, cpu, numa_columns);
+  const double rows =
+      std::max(1.0, tokens_per_expert(in.config, std::max(1, in.workload.concurrency)));
+  return 1 / product_seconds(rates, Product::kExperts, format.dtype,
+                             {static_cast<double>(routed_expert_bytes(in.config, format)),
+                              rows * token_ops(in.config).expert, rows});
+}
+
+// `total` alike experts, none twice on a host, so that the hosts end together.
+std::vector<int> counts_by_speed(const ExpertHosts& hosts, int total, int most) {
+  std::vector<int> counts(hosts.devices.size(), 0);
+  for (; total > 0; --total) {
+    int best = -1;
+    const auto end_of = [&](int host) { return (counts[host] + 1) / hosts.speeds[host]; };
+    for (int host = 0; host < std::ssize(counts); ++host)
+      if (counts[host] < std::min(hosts.slots[host], most) &&
+          (best < 0 || end_of(host) < end_of(best)))
+        best = host;
+    if (best < 0) break;  // fewer replicas than asked for
+    ++counts[best];
+  }
+  return counts;
+}
+
 }  // namespace
+
+ExpertHosts expert_hosts(const PlanInput& in, const Placement& without_experts, WeightFormat format,
+                         const std::vector<DeviceId>& devices) {
+  const ModelConfig& c = in.config;
+  ExpertHosts hosts;
+  const int64_t of_layers = moe_layers(c) * routed_expert_bytes(c, format);
+  for (const DeviceMemory& m : memory_by_device(c, in.machine, without_experts)) {
+    if (std::find(devices.begin(), devices.end(), m.device) == devices.end()) continue;
+    hosts.devices.push_back(m.device);
+    hosts.speeds.push_back(speed_of(in, m.device, format, without_experts.numa_columns));
+    hosts.slots.push_back(
+        static_cast<int>(std::clamp<int64_t>(m.free_bytes() / of_layers, 0, c.router.n_experts)));
+  }
+  const int wanted = c.router.n_experts + in.workload.redundant_experts.value_or(0);
+  const int missing = wanted - std::accumulate(hosts.slots.begin(), hosts.slots.end(), 0);
+  if (missing > 0)
+    for (int& n : hosts.slots) n += ceil_div(missing, static_cast<int>(hosts.slots.size()));
+  return hosts;
+}
+
+std::vector<ExpertGroup> groups_on_hosts(const PlanInput& in, const ExpertHosts& hosts,
+                                         const std::vector<int>& experts, WeightFormat format,
+                                         int n_redundant) {
+  const auto n = static_cast<int>(experts.size()), n_hosts = static_cast<int>(hosts.devices.size());
+  if (n_hosts == 1 || n == 0) return {{experts, format, hosts.devices}};
+  n_redundant = std::min(n_redundant, n * (n_hosts - 1));
+  OwnersOfLayer owners(n);
+  if (in.routing.uniform()) {
+    // Any experts are as good: side by side, and round again for replicas.
+    const std::vector<int> counts = counts_by_speed(hosts, n + n_redundant, n);
+    int next = 0;
+    for (int rank = 0; rank < n_hosts; ++rank)
+      for (int i = 0; i < counts[rank]; ++i) owners[next++ % n].push_back(rank);
+  } else {
+    std::vector<double> shares(n, 0);
+    for (int l = 0; l < in.config.n_layers; ++l)
+      for (int i = 0; in.config.is_moe(l) && i < n; ++i)
+        shares[i] += in.routing.share(l, experts[i]);
+    owners = assign_by_speed(shares, hosts.speeds, hosts.slots, n_redundant);
+  }
+  std::vector<ExpertGroup> groups = groups_of(owners, format, hosts.devices);
+  for (ExpertGroup& group : groups)
+    for (int& e : group.experts) e = experts[e];
+  return groups;
+}
+
+std::vector<LayerExperts> layers_on_hosts(const PlanInput& in, const ExpertHosts& hosts,
+                                          WeightFormat format, int n_redundant) {
+  const ModelConfig& c = in.config;
+  std::vector<int> all(c.router.n_experts);
+  std::iota(all.begin(), all.end(), 0);
+  int first = 0;
+  while (!c.is_moe(first)) ++first;
+  return {{first, c.n_layers - 1, groups_on_hosts(in, hosts, all, format, n_redundant)}};
+}
 
 std::vector<LayerExperts> AssignedExperts::on(const std::vector<DeviceId>& devices,
                                               int n_redundant) {

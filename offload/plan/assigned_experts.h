@@ -9,6 +9,28 @@
 
 namespace tandem {
 
+// CPUs that hold experts and need not be alike.
+struct ExpertHosts {
+  std::vector<DeviceId> devices;  // in the order of their hosts
+  std::vector<double> speeds;     // relative to each other
+  std::vector<int> slots;         // experts of a layer for which each has memory
+};
+// Speeds for steps of the workload, and slots beside the backbone, cache and tables of a placement
+// without experts. If the slots do not suffice, the hosts get as many more as are missing, evenly:
+// the placement will not fit.
+ExpertHosts expert_hosts(const PlanInput& in, const Placement& without_experts, WeightFormat format,
+                         const std::vector<DeviceId>& devices);
+
+// `experts` of every layer and n_redundant replicas on hosts that then end together. A host has the
+// same experts of all layers, as `tandem worker` has them: by their mean use, or under even routing
+// a range of them.
+std::vector<ExpertGroup> groups_on_hosts(const PlanInput& in, const ExpertHosts& hosts,
+                                         const std::vector<int>& experts, WeightFormat format,
+                                         int n_redundant);
+// All experts.
+std::vector<LayerExperts> layers_on_hosts(const PlanInput& in, const ExpertHosts& hosts,
+                                          WeightFormat format, int n_redundant);
+
 // Caches assignments by the number of ranks and replicas, which several subsets of a machine share.
 class AssignedExperts {
  public:

@@ -29,15 +29,17 @@ void visit_cpu_candidates(const PlanInput& input, WeightFormat experts, Candidat
 // Visits placements with everything on GPUs, except the embedding where `embedding_on_cpu` is set.
 void visit_gpu_candidates(const PlanInput& input, WeightFormat experts, CandidateSearch& contest);
 
-// Host counts to try: all up to 16, then steps of about an eighth, and the machine's own count.
-std::vector<int> host_counts(const Machine& machine);
+// Counts of a kind's hosts to try: all up to 16, then steps of about an eighth, and all hosts.
+std::vector<int> host_counts(const HostKind& kind);
 
 // Sequences per replica of the backbone for a total of `concurrency`, rounded up.
 int64_t sequences_a_replica(const Placement& placement, int concurrency);
 
 // Columns of an expert for each NUMA node, in proportion to bandwidth. Empty for one node, and
 // where there are fewer blocks of kSplitMultiple columns than nodes.
-std::vector<int> numa_slices(const ModelConfig& config, const Machine& machine);
+std::vector<int> numa_slices(const ModelConfig& config, const HostKind& kind);
+// Of all kinds of hosts; empty if no kind has any.
+NumaColumns numa_slices_of_kinds(const ModelConfig& config, const Machine& machine);
 
 // Prefill chunk sizes to try, in tokens, ascending.
 std::vector<int> prefill_chunks(const Workload& workload);

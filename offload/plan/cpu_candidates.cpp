@@ -11,6 +11,7 @@
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/assigned_experts.h"
 #include "offload/plan/candidates.h"
+#include "offload/plan/layer_time.h"
 
 namespace tandem {
 
@@ -23,18 +24,24 @@ struct GpuQuota {
 class HotExperts {
  public:
   // Ranks experts by their chance of use in a step of `tokens` tokens.
-  HotExperts(const PlanInput& input, WeightFormat format, double tokens);
+  HotExperts(const PlanInput& input, WeightFormat format, double tokens, ExpertHosts rest);
   // Number of experts in all layers.
   int64_t size() const { return size_; }
   // Places the first `n` experts on the seats, each layer's use in proportion to the seats' parts,
-  // and the rest on the CPU.
+  // and the rest on the hosts' CPUs.
   std::vector<LayerExperts> first(int64_t n, const std::vector<GpuQuota>& seats) const;
 
  private:
-  LayerExperts layer(int i, int64_t n, const std::vector<GpuQuota>& seats) const;
+  LayerExperts layer(int i, int64_t n, const std::vector<GpuQuota>& seats,
+                     const std::vector<ExpertGroup>& rest) const;
+  const std::vector<int>& order(int layer) const {
+    return order_[in_.routing.uniform() ? 0 : layer];
+  }
+  std::vector<ExpertGroup> rest(const std::vector<int64_t>& n_hot) const;
 
   const PlanInput& in_;
   WeightFormat format_;
+  const ExpertHosts rest_;
   std::vector<int> layers_;                  // MoE layers
   std::vector<std::vector<double>> chance_;  // [MoE layers][experts]; empty under even routing
   std::vector<std::vector<int>> order_;      // [MoE layers] experts, hottest first; one row if even
@@ -44,22 +51,23 @@ class HotExperts {
 
 namespace {
 
-// Devices that compute the backbone, and the number of hosts whose CPUs hold experts.
+// Devices that compute the backbone, and the CPUs that hold experts.
 struct Layout {
-  int hosts;
   std::vector<DeviceId> devices;
   int tp;
+  std::vector<DeviceId> cpus;
+  bool alike;  // the CPUs
 };
 
-std::vector<Layout> backbone_layouts(const PlanInput& in);
-std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, int hosts);
+std::vector<Layout> layouts_of(const PlanInput& in);
+double most_on_gpus(const PlanInput& in, WeightFormat format, int host);
 void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home,
                        const CandidateSearch& contest);
 
 // Placements of one layout with some experts on the host's GPUs.
 class HotCandidates {
  public:
-  HotCandidates(const PlanInput& in, WeightFormat format, const Placement& layout,
+  HotCandidates(const PlanInput& in, WeightFormat format, const Placement& layout, ExpertHosts rest,
                 CandidateSearch& contest);
   void visit();
 
@@ -91,31 +99,42 @@ class HotCandidates {
 void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSearch& contest) {
   Placement p;
   p.backbone = stored_format(in.config);
-  p.numa_columns = numa_slices(in.config, in.machine);
+  p.numa_columns = numa_slices_of_kinds(in.config, in.machine);
   p.kv_type = in.workload.kv.value_or(DType::kBF16);
   p.room_to_move = in.workload.experts_move;
-  std::vector<LayerExperts> on_cpus;
-  int hosts = 0;
-  for (const Layout& layout : backbone_layouts(in)) {
+  AssignedExperts assigned(in, format);
+  const int redundant = in.workload.redundant_experts.value_or(0);
+  for (const Layout& layout : layouts_of(in)) {
     if (p.kv_type != DType::kBF16 && layout.devices[0].is_cpu()) continue;
-    if (in.workload.redundant_experts.value_or(0) >
-        int64_t{in.config.router.n_experts} * (layout.hosts - 1))
-      continue;
+    if (redundant > in.config.router.n_experts * (std::ssize(layout.cpus) - 1)) continue;
     p.stages = {{0, in.config.n_layers - 1, layout.devices, layout.tp}};
     p.layers.clear();
     // A bound that assumes experts take no time.
     const double promise = contest.promise(p, ++contest.n_homes, in.routing);
     if (std::isfinite(promise) && contest.hopeless(promise)) continue;
-    if (layout.hosts != hosts) on_cpus = all_on_cpus(in, format, hosts = layout.hosts);
-    p.layers = on_cpus;
-    visit_cpu_details(in, p, ++contest.n_homes, contest);
-    if (in.machine.gpus.empty() || layout.hosts > 1 || in.config.router.n_experts == 0) continue;
-    if (layout.devices[0].is_cpu()) continue;
-    HotCandidates(in, format, p, contest).visit();
+    ExpertHosts hosts;
+    if (in.config.router.n_experts > 0) {
+      p.kv_tokens = in.workload.context * sequences_a_replica(p, in.workload.concurrency);
+      hosts = expert_hosts(in, p, format, layout.cpus);
+      p.layers = layout.alike ? assigned.on(layout.cpus, redundant)
+                              : layers_on_hosts(in, hosts, format, redundant);
+    }
+    const int64_t home = ++contest.n_homes;
+    const double with_experts = contest.promise(p, home, in.routing);
+    if (!contest.hopeless(with_experts) || !std::isfinite(with_experts))
+      visit_cpu_details(in, p, home, contest);
+    const bool one_host = layout.devices.front().host == layout.devices.back().host;
+    const bool hot = layout.cpus.size() == 1 || !layout.alike;
+    if (in.config.router.n_experts == 0 || layout.devices[0].is_cpu() || !one_host || !hot)
+      continue;
+    // Hot experts take at most their part of the time away.
+    const double left = 1 - most_on_gpus(in, format, layout.devices[0].host);
+    if (std::isfinite(with_experts) && contest.hopeless(left * with_experts)) continue;
+    HotCandidates(in, format, p, std::move(hosts), contest).visit();
   }
 }
 
-std::vector<int> host_counts(const Machine& m) {
+std::vector<int> host_counts(const HostKind& m) {
   std::vector<int> counts;
   for (int n = 1; n < m.hosts; n += std::max(1, n / 8)) counts.push_back(n);
   counts.push_back(m.hosts);
@@ -127,7 +146,18 @@ int64_t sequences_a_replica(const Placement& p, int concurrency) {
   return ceil_div(concurrency, dp);
 }
 
-std::vector<int> numa_slices(const ModelConfig& c, const Machine& m) {
+NumaColumns numa_slices_of_kinds(const ModelConfig& c, const Machine& m) {
+  NumaColumns of_kinds;
+  bool any = false;
+  for (int kind = 0; kind < m.n_kinds(); ++kind) {
+    of_kinds.push_back(numa_slices(c, m.of_kind(kind)));
+    any |= !of_kinds.back().empty();
+  }
+  if (!any) of_kinds.clear();
+  return of_kinds;
+}
+
+std::vector<int> numa_slices(const ModelConfig& c, const HostKind& m) {
   const int blocks = c.expert_dim / kSplitMultiple;
   if (m.nodes.size() == 1 || c.router.n_experts == 0 || c.expert_dim % kSplitMultiple != 0 ||
       blocks < static_cast<int>(m.nodes.size()))
@@ -175,39 +205,104 @@ int streamed_from(const Placement& p, const Workload& w) {
   return w.prompt_tokens / chunks;
 }
 
-// Backbone layouts for every count of hosts: the first host's CPU, the CPUs of all hosts as
-// replicas or dividing it, the first GPU, or some GPUs of each host.
-std::vector<Layout> backbone_layouts(const PlanInput& in) {
-  const int gpus = static_cast<int>(in.machine.gpus.size());
+// Devices with the backbone for every count of the hosts of a kind: the first host's CPU, the CPUs
+// of all hosts as replicas or dividing it, the first GPU, or some GPUs of each host.
+std::vector<Layout> backbones_of(const PlanInput& in, int kind, int hosts) {
+  const int first_host = in.machine.first_host_of(kind);
+  const auto gpus = static_cast<int>(in.machine.of_kind(kind).gpus.size());
+  const auto of_each = [&](int first, int n) {
+    std::vector<DeviceId> devices;
+    for (int host = 0; host < hosts; ++host)
+      for (int i = 0; i < n; ++i) devices.push_back({first_host + host, first + i});
+    return devices;
+  };
   std::vector<Layout> layouts;
-  for (const int hosts : host_counts(in.machine)) {
-    const auto of_each = [&](int first, int n) {
-      std::vector<DeviceId> devices;
-      for (int host = 0; host < hosts; ++host)
-        for (int i = 0; i < n; ++i) devices.push_back({host, first + i});
-      return devices;
-    };
-    layouts.push_back({hosts, {{0, -1}}, 1});
-    if (hosts > 1) {
-      layouts.push_back({hosts, of_each(-1, 1), 1});
-      layouts.push_back({hosts, of_each(-1, 1), hosts});
-    }
-    if (gpus > 0 && hosts > 1) layouts.push_back({hosts, {{0, 0}}, 1});
-    for (int n = 1; n <= gpus; ++n) {
-      layouts.push_back({hosts, of_each(0, n), 1});
-      if (n > 1 && !tensor_parallel_refusal(in.config, n))
-        layouts.push_back({hosts, of_each(0, n), n});
-    }
+  const auto add = [&](std::vector<DeviceId> devices, int tp) {
+    layouts.push_back({std::move(devices), tp, {}, true});
+  };
+  add({{first_host, -1}}, 1);
+  if (hosts > 1) {
+    add(of_each(-1, 1), 1);
+    add(of_each(-1, 1), hosts);
+  }
+  if (gpus > 0 && hosts > 1) add({{first_host, 0}}, 1);
+  for (int n = 1; n <= gpus; ++n) {
+    add(of_each(0, n), 1);
+    if (n > 1 && !tensor_parallel_refusal(in.config, n)) add(of_each(0, n), n);
   }
   return layouts;
 }
 
-// Experts, and the replicas that are asked for, divided evenly over the CPUs of the hosts.
-std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, int hosts) {
-  if (in.config.router.n_experts == 0) return {};
-  std::vector<DeviceId> cpus;
-  for (int host = 0; host < hosts; ++host) cpus.push_back({host, -1});
-  return AssignedExperts(in, format).on(cpus, in.workload.redundant_experts.value_or(0));
+// Counts of hosts to try where several kinds are combined: all up to 4, then doubled, and all
+// hosts.
+std::vector<int> few_host_counts(const HostKind& kind) {
+  std::vector<int> counts;
+  for (int n = 1; n < kind.hosts; n = n < 4 ? n + 1 : 2 * n) counts.push_back(n);
+  counts.push_back(kind.hosts);
+  return counts;
+}
+
+// CPUs of hosts of other kinds than `kind`: some of each kind or none, at least one in all. Of more
+// than two kinds, all hosts of a kind or none.
+std::vector<std::vector<DeviceId>> worker_sets(const Machine& m, int kind) {
+  std::vector<std::vector<DeviceId>> sets = {{}};
+  for (int other = 0; other < m.n_kinds(); ++other) {
+    if (other == kind) continue;
+    const std::vector<int> counts = m.n_kinds() > 2 ? std::vector<int>{m.of_kind(other).hosts}
+                                                    : few_host_counts(m.of_kind(other));
+    const size_t n_sets = sets.size();
+    for (size_t i = 0; i < n_sets; ++i)
+      for (const int n : counts) {
+        std::vector<DeviceId> more = sets[i];
+        for (int host = 0; host < n; ++host) more.push_back({m.first_host_of(other) + host, -1});
+        std::sort(more.begin(), more.end());
+        sets.push_back(std::move(more));
+      }
+  }
+  sets.erase(sets.begin());
+  return sets;
+}
+
+// The backbone on hosts of every kind, with the experts on the CPUs of the same hosts, or on
+// workers of other kinds, with or without the CPUs of those hosts. Beside workers, one GPU of each
+// host is used or all.
+std::vector<Layout> layouts_of(const PlanInput& in) {
+  const Machine& m = in.machine;
+  std::vector<Layout> layouts;
+  for (int kind = 0; kind < m.n_kinds(); ++kind) {
+    const std::vector<std::vector<DeviceId>> workers = worker_sets(m, kind);
+    const std::vector<int> few = few_host_counts(m.of_kind(kind));
+    for (const int hosts : host_counts(m.of_kind(kind)))
+      for (Layout layout : backbones_of(in, kind, hosts)) {
+        std::vector<DeviceId> own;
+        for (int host = 0; host < hosts; ++host) own.push_back({m.first_host_of(kind) + host, -1});
+        layout.cpus = own;
+        layouts.push_back(layout);
+        layout.alike = false;
+        const int64_t n_gpus = std::ssize(layout.devices) / hosts;
+        const bool some_gpus =
+            !layout.devices[0].is_cpu() && n_gpus > 1 && n_gpus < std::ssize(m.of_kind(kind).gpus);
+        if (in.config.router.n_experts == 0 || some_gpus ||
+            std::find(few.begin(), few.end(), hosts) == few.end())
+          continue;
+        for (const std::vector<DeviceId>& others : workers)
+          for (const bool with_own : {false, true}) {
+            layout.cpus = others;
+            if (with_own) layout.cpus.insert(layout.cpus.end(), own.begin(), own.end());
+            layouts.push_back(layout);
+          }
+      }
+  }
+  return layouts;
+}
+
+// At most this part of all experts fits the GPUs of a host.
+double most_on_gpus(const PlanInput& in, WeightFormat format, int host) {
+  const auto experts = static_cast<double>(moe_layers(in.config) * in.config.router.n_experts *
+                                           routed_expert_bytes(in.config, format));
+  double bytes = 0;
+  for (const Gpu& gpu : in.machine.host(host).gpus) bytes += static_cast<double>(gpu.memory_bytes);
+  return std::min(1.0, bytes / experts);
 }
 
 template <class Visit>
@@ -248,13 +343,13 @@ void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home,
 }
 
 HotCandidates::HotCandidates(const PlanInput& in, WeightFormat format, const Placement& layout,
-                             CandidateSearch& contest)
+                             ExpertHosts rest, CandidateSearch& contest)
     : in_(in),
       format_(format),
       p_(layout),
       on_cpus_(layout.layers),
       contest_(contest),
-      hot_(in, format, std::max(1, in.workload.concurrency)),
+      hot_(in, format, std::max(1, in.workload.concurrency), std::move(rest)),
       n_moe_(moe_layers(in.config)) {}
 
 void HotCandidates::visit() {
@@ -264,20 +359,22 @@ void HotCandidates::visit() {
   }
 }
 
-// How GPUs share the hot experts. GPUs of the backbone share evenly. Beside a single backbone GPU,
+// How GPUs share the hot experts. GPUs of the backbone share evenly, and have all of them where
+// workers have the others. Beside a single backbone GPU,
 // the others may take all, or leave it less than an even part: it also computes the shared experts
 // and has less memory left.
 std::vector<std::vector<GpuQuota>> HotCandidates::divisions() const {
   std::vector<GpuQuota> own;
   for (const DeviceId d : p_.stages[0].devices) own.push_back({d, 1});
   std::vector<std::vector<GpuQuota>> all = {own};
-  const auto n = static_cast<int>(in_.machine.gpus.size());
-  if (own.size() > 1) return all;
+  const int host = own[0].gpu.host;
+  const auto n = static_cast<int>(in_.machine.host(host).gpus.size());
+  if (own.size() > 1 || has_workers(p_)) return all;
   for (int gpus = 2; gpus <= n; ++gpus)
     for (const double part : {0.0, 0.25, 0.5, 0.75, 1.0}) {
       if (gpus < n && part != 0 && part != 1) continue;
       std::vector<GpuQuota> seats = {{own[0].gpu, part}};
-      for (int gpu = 1; gpu < gpus; ++gpu) seats.push_back({{0, gpu}, 1});
+      for (int gpu = 1; gpu < gpus; ++gpu) seats.push_back({{host, gpu}, 1});
       if (part == 0) seats.erase(seats.begin());
       all.push_back(std::move(seats));
     }
@@ -349,8 +446,8 @@ void HotCandidates::enter(int64_t n, const std::vector<GpuQuota>& seats) {
 
 }  // namespace
 
-HotExperts::HotExperts(const PlanInput& in, WeightFormat format, double tokens)
-    : in_(in), format_(format) {
+HotExperts::HotExperts(const PlanInput& in, WeightFormat format, double tokens, ExpertHosts rest)
+    : in_(in), format_(format), rest_(std::move(rest)) {
   const int n_experts = in.config.router.n_experts;
   for (int l = 0; l < in.config.n_layers; ++l)
     if (in.config.is_moe(l)) layers_.push_back(l);
@@ -376,13 +473,14 @@ std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<GpuQuot
   if (in_.routing.uniform()) {
     // Layers get equal numbers, the first `more` one extra; the seat of the first expert rotates.
     const int64_t each = n / n_layers, more = n % n_layers;
+    const std::vector<ExpertGroup> on_hosts = rest({each});
     const auto n_seats = static_cast<int64_t>(seats.size());
     const auto first_seat = [&](int64_t i) { return i * n_seats / n_layers; };
     for (int64_t i = 0; i < n_layers;) {
       int64_t end = i + 1;
       while (end < n_layers && (end < more) == (i < more) && first_seat(end) == first_seat(i))
         ++end;
-      layers.push_back(layer(static_cast<int>(i), each + (i < more ? 1 : 0), seats));
+      layers.push_back(layer(static_cast<int>(i), each + (i < more ? 1 : 0), seats, on_hosts));
       layers.back().last = layers_[end - 1];
       i = end;
     }
@@ -392,6 +490,7 @@ std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<GpuQuot
   int64_t left = n;  // experts of exactly chance `least` that are still to be selected
   left -= std::lower_bound(chances_.begin(), chances_.end(), least, std::greater<>()) -
           chances_.begin();
+  std::vector<int64_t> n_hot;  // of each layer
   for (int i = 0; i < n_layers; ++i) {
     int64_t m = 0;
     for (const int e : order_[i]) {
@@ -400,16 +499,29 @@ std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<GpuQuot
       if (chance == least) --left;
       ++m;
     }
-    layers.push_back(layer(i, m, seats));
+    n_hot.push_back(m);
   }
+  const std::vector<ExpertGroup> on_hosts = rest(n_hot);
+  for (int i = 0; i < n_layers; ++i) layers.push_back(layer(i, n_hot[i], seats, on_hosts));
   return layers;
 }
 
-LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<GpuQuota>& seats) const {
+// The hosts of the experts that are not hot in every one of the first layers.
+std::vector<ExpertGroup> HotExperts::rest(const std::vector<int64_t>& n_hot) const {
+  std::vector<bool> cold(in_.config.router.n_experts, false);
+  for (size_t i = 0; i < n_hot.size(); ++i)
+    for (size_t j = n_hot[i]; j < cold.size(); ++j) cold[order(static_cast<int>(i))[j]] = true;
+  std::vector<int> experts;
+  for (size_t e = 0; e < cold.size(); ++e)
+    if (cold[e]) experts.push_back(static_cast<int>(e));
+  return groups_on_hosts(in_, rest_, experts, format_, in_.workload.redundant_experts.value_or(0));
+}
+
+LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<GpuQuota>& seats,
+                               const std::vector<ExpertGroup>& rest) const {
   const bool uniform = in_.routing.uniform();
-  const std::vector<int>& order = order_[uniform ? 0 : i];
+  const std::vector<int>& order = this->order(i);
   std::vector<ExpertGroup> groups(seats.size() + 1, ExpertGroup{{}, format_, {}});
-  groups[0].owners = {{0, -1}};
   for (size_t s = 0; s < seats.size(); ++s) groups[s + 1].owners = {seats[s].gpu};
   std::vector<double> load(seats.size(), 0);
   std::vector<size_t> group_of(order.size(), 0);
@@ -430,8 +542,12 @@ LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<GpuQuota>& se
   }
   for (size_t e = 0; e < group_of.size(); ++e)
     groups[group_of[e]].experts.push_back(static_cast<int>(e));
-  std::erase_if(groups, [](const ExpertGroup& g) { return g.experts.empty(); });
-  return {layers_[i], layers_[i], std::move(groups)};
+  std::vector<ExpertGroup> of_layer = rest;
+  for (ExpertGroup& group : of_layer)
+    std::erase_if(group.experts, [&](int e) { return group_of[e] > 0; });
+  of_layer.insert(of_layer.end(), groups.begin() + 1, groups.end());
+  std::erase_if(of_layer, [](const ExpertGroup& g) { return g.experts.empty(); });
+  return {layers_[i], layers_[i], std::move(of_layer)};
 }
 
 }  // namespace tandem

@@ -52,7 +52,11 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
   for (int l = config.n_layers - 2; l >= 0; --l)
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
-      {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
+      {std::move(formats), p.numa_columns.empty() ? std::vector<int>() : p.numa_columns[0]},
+      p.kv_tokens,
+      p.kv_type,
+      p.prefill_chunk_tokens,
+      {}};
   parts.grid = {p.stages[0].dp(), p.stages[0].tp, static_cast<int>(p.stages.size())};
   for (const Stage& s : p.stages) parts.stages.push_back({s.first, s.last + 1 - s.first});
   if (rank.n_ranks > 1 && !is_sliced(p)) parts.ranks_of_expert = ranks_of_experts(config, p);

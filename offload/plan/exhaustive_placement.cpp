@@ -8,7 +8,7 @@ void try_all_placements(const PlanInput& in, Placement& placement) {
   // Allows 3 devices with 8 experts, or 2 devices with 13.
   constexpr int64_t kMaxAssignments = 10'000;
   const int n_devices = static_cast<int>(in.machine.gpus.size()) + 1;
-  if (in.machine.hosts > 1 || n_devices == 1 || placement.layers.empty()) return;
+  if (in.machine.n_hosts() > 1 || n_devices == 1 || placement.layers.empty()) return;
   std::vector<int> layers;
   for (int l = 0; l < in.config.n_layers; ++l)
     if (in.config.is_moe(l)) layers.push_back(l);

@@ -13,10 +13,12 @@ namespace {
 
 constexpr size_t kMaxRoutedEntries = 6;
 
-// The first GPUs of some hosts, the same number of each.
+// The first GPUs of some hosts of a kind, the same number of each.
 struct Subset {
-  int hosts, a_host;
+  int a_host;
   std::vector<DeviceId> gpus;
+  // GPUs at the end of `gpus` that are of another kind and hold experts only.
+  int n_of_experts = 0;
 };
 
 // Choices made before chunks, micro-batches, embedding and head.
@@ -28,7 +30,7 @@ struct Base {
   int n_ranks = 0;      // ranks that hold experts
 };
 
-std::vector<Subset> gpu_subsets(const Machine& m);
+std::vector<Subset> all_gpu_subsets(const Machine& m);
 void add_bases(const PlanInput& in, WeightFormat format, const Subset& s, std::vector<Base>& bases);
 Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
                  AssignedExperts& assigned);
@@ -42,7 +44,7 @@ std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s);
 // bounds assume even routing, and the best few are assigned by use.
 void visit_gpu_candidates(const PlanInput& in, WeightFormat format, CandidateSearch& contest) {
   std::vector<Base> bases;
-  for (const Subset& subset : gpu_subsets(in.machine)) add_bases(in, format, subset, bases);
+  for (const Subset& subset : all_gpu_subsets(in.machine)) add_bases(in, format, subset, bases);
   const RoutingStatistics even(in.config);
   const PlanInput evenly = {in.config, in.machine, in.workload, even};
   AssignedExperts assigned_evenly(evenly, format), assigned(in, format);
@@ -71,15 +73,35 @@ void visit_gpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
 
 namespace {
 
-std::vector<Subset> gpu_subsets(const Machine& m) {
+std::vector<Subset> gpu_subsets(const Machine& m, int kind) {
+  const int first = m.first_host_of(kind);
   std::vector<Subset> subsets;
-  for (const int hosts : host_counts(m))
-    for (int a_host = 1; a_host <= static_cast<int>(m.gpus.size()); ++a_host) {
-      Subset s = {hosts, a_host, {}};
-      for (int i = 0; i < hosts * a_host; ++i) s.gpus.push_back({i / a_host, i % a_host});
+  for (const int hosts : host_counts(m.of_kind(kind)))
+    for (int a_host = 1; a_host <= static_cast<int>(m.of_kind(kind).gpus.size()); ++a_host) {
+      Subset s = {a_host, {}};
+      for (int i = 0; i < hosts * a_host; ++i) s.gpus.push_back({first + i / a_host, i % a_host});
       subsets.push_back(std::move(s));
     }
   return subsets;
+}
+
+// GPUs of each kind, and the backbone on those of one kind with the experts on all of another.
+std::vector<Subset> all_gpu_subsets(const Machine& m) {
+  std::vector<Subset> all;
+  for (int kind = 0; kind < m.n_kinds(); ++kind) {
+    const std::vector<Subset> own = gpu_subsets(m, kind);
+    all.insert(all.end(), own.begin(), own.end());
+    for (int other = 0; other < m.n_kinds(); ++other) {
+      if (other == kind || m.of_kind(other).gpus.empty()) continue;
+      const Subset experts = gpu_subsets(m, other).back();
+      for (Subset both : own) {
+        both.gpus.insert(both.gpus.end(), experts.gpus.begin(), experts.gpus.end());
+        both.n_of_experts = static_cast<int>(experts.gpus.size());
+        all.push_back(std::move(both));
+      }
+    }
+  }
+  return all;
 }
 
 // Splits among consecutive GPUs of one host.
@@ -92,9 +114,10 @@ std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s) {
 
 // The most of `n` GPUs that are worth holding experts. Beyond one rank per expert, a rank more only
 // helps where an expert's tokens cost more arithmetic than reading it.
-int most_expert_ranks(const PlanInput& in, WeightFormat format, int n) {
+int most_expert_ranks(const PlanInput& in, WeightFormat format, const Subset& s) {
+  const int n = s.n_of_experts > 0 ? s.n_of_experts : static_cast<int>(s.gpus.size());
   if (n <= most_useful_ep(in.config)) return n;
-  const Rates rates = rates_of(in.machine, {0, 0}, {});
+  const Rates rates = rates_of(in.machine, s.gpus.back(), {});
   const double ridge =
       ridge_tokens_per_expert(peak_for(rates, format.dtype, true), rates.read_bytes_per_second,
                               static_cast<double>(bits_of(format.dtype)) / 8);
@@ -115,21 +138,26 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
                std::vector<Base>& bases) {
   const ModelConfig& c = in.config;
   const int n = static_cast<int>(s.gpus.size()), n_experts = c.router.n_experts;
+  const int asked = in.workload.redundant_experts.value_or(0);
+  const int ranks = most_expert_ranks(in, format, s);
+  if (s.n_of_experts > 0) {
+    if (n_experts > 0 && asked <= n_experts * (ranks - 1))
+      bases.push_back({s, Base::kRoles, 1, asked, ranks});
+    return;
+  }
   const std::vector<int> ways = tensor_parallel_ways(in, s);
   // One replica: a pipeline of stages, each layer and its experts split over consecutive GPUs.
-  const int asked = in.workload.redundant_experts.value_or(0);
   for (const int tp : ways)
     if (asked == 0 && n / tp <= c.n_layers &&
         (tp == 1 || n_experts == 0 || !split_refusal("expert FFN", c.expert_dim, tp)))
       bases.push_back({s, Base::kTensorParallel, tp});
   if (n == 1 || n_experts == 0) return;
   // Every GPU holds a part of the backbone's replicas, and every rank a part of the experts.
-  const int ranks = most_expert_ranks(in, format, n);
   for (const int n_redundant : replica_counts(in, ranks))
     for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, ranks});
   // The last GPUs hold only experts, the others only the backbone and the KV cache.
-  const int64_t a_gpu =
-      in.machine.gpus[0].memory_bytes - reserved_bytes(in.machine.gpus[0].memory_bytes, false);
+  const int64_t memory = in.machine.host(s.gpus[0].host).gpus[0].memory_bytes;
+  const int64_t a_gpu = memory - reserved_bytes(memory, false);
   const int64_t slots =
       a_gpu / std::max<int64_t>(1, moe_layers(c) * routed_expert_bytes(c, format));
   if (slots == 0) return;
@@ -155,9 +183,11 @@ Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
     place_stages(in, format, base, p);
   } else {
     const auto first_rank = gpus.end() - base.n_ranks;
+    const auto backbone_end = base.subset.n_of_experts > 0 ? gpus.end() - base.subset.n_of_experts
+                              : base.kind == Base::kRoles  ? first_rank
+                                                           : gpus.end();
     p.layers = assigned.on({first_rank, gpus.end()}, base.n_redundant);
-    p.stages = {{0, last, base.kind == Base::kRoles ? std::vector(gpus.begin(), first_rank) : gpus,
-                 base.tp}};
+    p.stages = {{0, last, std::vector(gpus.begin(), backbone_end), base.tp}};
   }
   return p;
 }

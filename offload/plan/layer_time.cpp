@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "model/cost.h"
 
@@ -17,6 +18,42 @@ double of_first_host(const Stage& stage) {
   for (const DeviceId d : stage.devices) n += d.host == stage.devices[0].host ? 1 : 0;
   return n;
 }
+
+bool has_device_on(const Stage& stage, int host) {
+  return std::any_of(stage.devices.begin(), stage.devices.end(),
+                     [&](DeviceId d) { return d.host == host; });
+}
+
+// Hosts of a stage, whose devices are in the order of hosts.
+int n_hosts_of(const Stage& stage) {
+  int n = 0;
+  for (size_t i = 0; i < stage.devices.size(); ++i)
+    n += i == 0 || stage.devices[i].host != stage.devices[i - 1].host;
+  return n;
+}
+
+// What connects the first `n` devices of a stage: GPUs of one host, or the host's network, which
+// its devices share.
+Link link_of_devices(const Machine& m, const Stage& stage, int64_t n) {
+  const int first = stage.devices[0].host, last = stage.devices[n - 1].host;
+  if (first == last) return m.host(first).gpu_link;
+  const Link network = m.link(first, last);
+  return {network.bytes_per_second / of_first_host(stage), network.latency_seconds};
+}
+
+// Rates of the CPUs and of the GPUs of each kind of hosts.
+struct RatesOfKinds {
+  RatesOfKinds(const Machine& m, const Placement& p) {
+    for (int kind = 0; kind < m.n_kinds(); ++kind) {
+      const int host = m.first_host_of(kind);
+      cpus.push_back(rates_of(m, {host, -1}, p.numa_columns));
+      gpus.push_back(m.of_kind(kind).gpus.empty() ? cpus.back() : rates_of(m, {host, 0}, {}));
+    }
+  }
+  const Rates& of(DeviceId d, int kind) const { return d.is_cpu() ? cpus[kind] : gpus[kind]; }
+
+  std::vector<Rates> cpus, gpus;
+};
 
 // CudaStreaming has kernels for these formats only.
 bool comes_to_gpus(DType format) { return format == DType::kBF16 || format == DType::kF8E4M3; }
@@ -72,9 +109,9 @@ void LayerModel::add_divided(const ExpertTimes& e, LayerTime& t) {
   const double brought = std::min(until(all.link, ahead), until(all.gpu, -before));
   t[Part::kStreaming] = brought * all.link;
   t[Part::kGpuExperts] += brought * all.gpu;
-  t[Part::kCpuExperts] = all.cpu - brought * saved;
+  t[Part::kCpuExperts] = std::max(e.cpu, all.cpu - brought * saved);
   t.seconds += std::max({before + brought * all.gpu, brought * all.link - ahead,
-                         t[Part::kExchange] + t[Part::kCpuExperts]});
+                         t[Part::kExchange] + std::max(t[Part::kCpuExperts], e.other)});
 }
 
 // Two alternating micro-batches: while the experts of one are computed elsewhere, the other uses
@@ -93,7 +130,7 @@ LayerTime LayerModel::overlapped(const Stage& stage, int layer, const LayerExper
                           Part::kAllReduce, Part::kOverhead})
     backbone += half[part];
   // The backbone's own kernels do the exchange with the CPU; the network does it with other GPUs.
-  const double link = e.to_near > 0 || e.to_far > 0 ? half[Part::kExchange] : 0;
+  const double link = e.to_near > 0 || e.to_far > 0 || e.to_workers > 0 ? half[Part::kExchange] : 0;
   backbone += half[Part::kExchange] - link;
   t.seconds = std::max(2 * std::max({backbone, link, e.other}), half.seconds);
   return t;
@@ -145,29 +182,32 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
   is_own.reserve(loads.size());
   for (const ExpertLoad& load : loads)
     is_own.push_back(std::binary_search(sorted.begin(), sorted.end(), load.owner));
-  // CPUs are alike wherever the backbone is, GPUs beside others of the backbone or without it.
-  int n_cpus = 0, n_own_gpus = 0;
+  // CPUs of a kind of hosts are alike wherever the backbone is, GPUs of a kind beside others of the
+  // backbone or without it.
+  struct Numbers {
+    int cpus = 0, own_gpus = 0, other_gpus = 0;
+  };
+  std::vector<Numbers> n_of_kind(in_.machine.n_kinds());
   for (size_t i = 0; i < loads.size(); ++i) {
-    const bool is_cpu = loads[i].owner.is_cpu();
-    n_cpus += is_cpu;
-    n_own_gpus += !is_cpu && is_own[i];
+    Numbers& n = n_of_kind[loads[i].kind];
+    ++(loads[i].owner.is_cpu() ? n.cpus : is_own[i] ? n.own_gpus : n.other_gpus);
   }
-  const int n_gpus = static_cast<int>(loads.size()) - n_cpus;
-  const Rates cpu = rates_of(in_.machine, {0, -1}, p_.numa_columns);
-  const Rates gpu = in_.machine.gpus.empty() ? cpu : rates_of(in_.machine, {0, 0}, {});
+  const RatesOfKinds rates(in_.machine, p_);
   const bool sliced = experts.groups[0].sliced;
   ExpertTimes e;
   for (size_t i = 0; i < loads.size(); ++i) {
     const ExpertLoad& load = loads[i];
-    if (stream && load.owner.is_cpu() && comes_to_gpus(load.format)) {
-      add_streamed(stage, load, cpu, e);
+    if (stream && load.owner.is_cpu() && comes_to_gpus(load.format) &&
+        has_device_on(stage, load.owner.host)) {
+      add_streamed(stage, load, rates.cpus[load.kind], e);
       continue;
     }
     const bool own = is_own[i];
-    const int n_alike = load.owner.is_cpu() ? n_cpus : own ? n_own_gpus : n_gpus - n_own_gpus;
+    const Numbers& n = n_of_kind[load.kind];
+    const int n_alike = load.owner.is_cpu() ? n.cpus : own ? n.own_gpus : n.other_gpus;
     if (i > 0 && own == is_own[i - 1] && alike(load, loads[i - 1])) continue;
     const double seconds =
-        busiest_seconds(load.owner.is_cpu() ? cpu : gpu, load, sliced ? 1 : n_alike);
+        busiest_seconds(rates.of(load.owner, load.kind), load, sliced ? 1 : n_alike);
     double& where = own ? e.own : e.other;
     where = std::max(where, seconds);
     double& kind = load.owner.is_cpu() ? e.cpu : e.gpu;
@@ -186,7 +226,8 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
   n_gpus = std::max(1.0, n_gpus);
   const Rates gpu = rates_of(in_.machine, stage.devices[0], {});
   e.streamed.n += load.used;
-  e.streamed.link += load.bytes / (in_.machine.gpus[0].h2d_bytes_per_second * n_gpus);
+  const Gpu& receiver = in_.machine.of_kind(load.kind).gpus[0];
+  e.streamed.link += load.bytes / (receiver.h2d_bytes_per_second * n_gpus);
   // Copying reads the source, reads the destination for ownership, and writes it.
   e.streamed.copy = std::max(e.streamed.copy, 3 * load.bytes / cpu.read_bytes_per_second);
   e.streamed.cpu = std::max(e.streamed.cpu, busiest_seconds(cpu, load, 1));
@@ -195,26 +236,42 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
                     product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
 }
 
-// Fractions of one replica's expert rows that go to its host's CPUs, to other GPUs of its host, and
-// to other hosts.
+// Where one replica's expert rows go. A row goes once to each worker that has one of its experts:
+// with probability 1 - (1 - f)^top_k to one with a fraction f of the expert rows.
 void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
                           ExpertTimes& e) const {
   const DeviceId backbone = stage.devices[0];
   // Devices that share a replica have its tokens already, and its all-reduce adds their sums.
   const auto replica_end = stage.devices.begin() + stage.tp;
-  double all = 0, cpu = 0, near = 0, far = 0;
-  for (const ExpertLoad& load : loads) {
-    all += load.rows;
-    if (std::find(stage.devices.begin(), replica_end, load.owner) != replica_end) continue;
-    if (load.owner.host != backbone.host)
-      far += load.rows;
-    else
-      (load.owner.is_cpu() ? cpu : near) += load.rows;
-  }
+  double all = 0, cpu = 0, near = 0, far = 0, workers = 0;
+  for (const ExpertLoad& load : loads) all += load.rows;
   if (all <= 0) return;
+  for (const ExpertLoad& load : loads) {
+    if (std::find(stage.devices.begin(), replica_end, load.owner) != replica_end) continue;
+    if (load.owner.host == backbone.host) {
+      (load.owner.is_cpu() ? cpu : near) += load.rows;
+      continue;
+    }
+    e.far_host = load.owner.host;
+    if (!load.owner.is_cpu() || has_device_on(stage, load.owner.host)) {
+      far += load.rows;
+      continue;
+    }
+    workers += load.rows;
+    const double tokens = 1 - std::pow(1 - load.rows / all, in_.config.router.n_active);
+    e.workers_a_token += tokens;
+    e.most_tokens = std::max(e.most_tokens, tokens);
+    ++e.n_workers;
+  }
   e.to_cpu = cpu / all;
   e.to_near = near / all;
   e.to_far = far / all;
+  if (far > 0) {
+    std::set<int> hosts;
+    for (const ExpertLoad& load : loads) hosts.insert(load.owner.host);
+    e.n_far_hosts = static_cast<int>(hosts.size());
+  }
+  e.to_workers = workers / all;
   e.n_owners = static_cast<int>(loads.size());
 }
 
@@ -223,10 +280,11 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
 // figures.
 double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   if (e.sliced) return 0;
-  const Machine& m = in_.machine;
+  const int host = stage.devices[0].host;
+  const HostKind& m = in_.machine.host(host);
   const bool gpu_backbone = !stage.devices[0].is_cpu();
-  double seconds = 0;
-  if (e.to_cpu > 0 && gpu_backbone) {
+  double seconds = e.n_workers > 0 ? worker_seconds(stage, e, tokens) : 0;
+  if ((e.to_cpu > 0 || e.to_workers > 0) && gpu_backbone) {
     const Gpu& gpu = m.gpus[0];
     const double bytes = tokens * in_.config.dim * kBf16Bytes;
     seconds +=
@@ -235,32 +293,60 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   // Load of the busier side: a backbone rank that sends or, if those are fewer, an expert rank that
   // receives.
   const double busier = std::max(1.0, shape_.replicas / e.n_owners);
-  const double bytes =
-      busier * tokens * static_cast<double>(dispatch_bytes(in_.config) + combine_bytes(in_.config));
+  const double of_replica =
+      tokens * static_cast<double>(dispatch_bytes(in_.config) + combine_bytes(in_.config));
+  const double bytes = busier * of_replica;
   double near = 0, far = 0;
   if (e.to_near > 0 && gpu_backbone)
     near = 2 * m.gpu_link.latency_seconds + bytes * e.to_near / m.gpu_link.bytes_per_second;
   if (e.to_far > 0) {
-    // Replicas that share the host's network.
+    // Replicas that share their host's network, or whose rows share that of a host with experts.
     const double a_host = std::min(of_first_host(stage) / stage.tp, shape_.replicas);
-    far = 2 * m.network.latency_seconds +
-          bytes * e.to_far * std::max(1.0, a_host) / m.network.bytes_per_second;
+    const Link link = in_.machine.link(host, e.far_host);
+    const double most = std::max({1.0, a_host, shape_.replicas / e.n_far_hosts});
+    far = 2 * link.latency_seconds + of_replica * e.to_far * most / link.bytes_per_second;
   }
   return seconds + std::max(near, far);
+}
+
+// Seconds of the requests to workers and of their answers: BF16 rows out, and float rows back, once
+// for each worker that a token uses. The backbone's host, or the worker that most tokens use, has
+// more to send.
+double LayerModel::worker_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
+  const Machine& m = in_.machine;
+  const Link link = m.link(stage.devices[0].host, e.far_host);
+  const double a_host = std::max(1.0, std::min(of_first_host(stage) / stage.tp, shape_.replicas));
+  const double row_bytes = in_.config.dim * (kBf16Bytes + kFloatBytes);
+  const double rows =
+      tokens * std::max(a_host * e.workers_a_token, shape_.replicas * e.most_tokens);
+  const double request = m.request_seconds > 0 ? m.request_seconds : kRequestSeconds;
+  return 2 * link.latency_seconds + rows * row_bytes / link.bytes_per_second +
+         requests_seconds(request, e.n_workers);
 }
 
 // Two per layer, after attention and after the FFN, each as reduce-scatter and all-gather: of BF16
 // on GPUs, of float on CPUs.
 double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
   if (stage.tp == 1) return 0;
-  const Machine& m = in_.machine;
-  const bool same_host = stage.devices[0].host == stage.devices[stage.tp - 1].host;
-  const Link link = same_host ? m.gpu_link
-                              : Link{m.network.bytes_per_second / of_first_host(stage),
-                                     m.network.latency_seconds};
+  const Link link = link_of_devices(in_.machine, stage, stage.tp);
   const int64_t number_bytes = stage.devices[0].is_cpu() ? kFloatBytes : kBf16Bytes;
   const double bytes = 2 * (stage.tp - 1.0) / stage.tp * tokens * in_.config.dim * number_bytes;
   return 2 * (2 * link.latency_seconds + bytes / link.bytes_per_second);
+}
+
+double requests_seconds(double one_request, int n_workers) {
+  return one_request * (n_workers + 1) / 2;
+}
+
+bool has_workers(const Placement& p) {
+  for (const Stage& stage : p.stages)
+    for (const LayerExperts& l : p.layers)
+      for (const ExpertGroup& group : l.groups)
+        for (const DeviceId d : group.owners)
+          if (d.is_cpu() && l.first <= stage.last && l.last >= stage.first &&
+              !has_device_on(stage, d.host))
+            return true;
+  return false;
 }
 
 bool streams(const Placement& p, double chunk_tokens) {
@@ -270,13 +356,14 @@ bool streams(const Placement& p, double chunk_tokens) {
 double embedding_seconds(const PlanInput& in, const Placement& p, double tokens) {
   const DeviceId device = p.stages.front().devices[0];
   const double bytes = tokens * in.config.dim * kBf16Bytes;
+  const HostKind& host = in.machine.host(device.host);
   if (!p.embedding_on_cpu && !device.is_cpu())
-    return 2 * bytes / in.machine.gpus[device.gpu].read_bytes_per_second;
-  const double rate = std::min(tokens * in.machine.one_thread_read_bytes_per_second,
-                               in.machine.read_bytes_per_second());
+    return 2 * bytes / host.gpus[device.gpu].read_bytes_per_second;
+  const double rate =
+      std::min(tokens * host.one_thread_read_bytes_per_second, host.read_bytes_per_second());
   double seconds = 2 * bytes / rate;
   if (!device.is_cpu())
-    seconds += kHandOffSeconds + bytes / in.machine.gpus[device.gpu].h2d_bytes_per_second;
+    seconds += kHandOffSeconds + bytes / host.gpus[device.gpu].h2d_bytes_per_second;
   return seconds;
 }
 
@@ -292,18 +379,15 @@ double head_seconds(const PlanInput& in, const Placement& p, double rows, double
   if (p.head_on_cpu || device.is_cpu()) {
     const Rates cpu = rates_of(in.machine, {device.host, -1}, p.numa_columns);
     if (device.is_cpu()) return product(cpu, 1, rows);
-    return product(cpu, 1, rows * n_replicas / in.machine.hosts) + kHandOffSeconds +
-           rows * c.dim * kBf16Bytes / in.machine.gpus[0].d2h_bytes_per_second;
+    return product(cpu, 1, rows * n_replicas / n_hosts_of(stage)) + kHandOffSeconds +
+           rows * c.dim * kBf16Bytes / in.machine.host(device.host).gpus[0].d2h_bytes_per_second;
   }
   const Rates gpu = rates_of(in.machine, device, {});
   if (p.head_replicated) return product(gpu, 1.0 / stage.tp, rows);
   // Every device receives all hidden rows and returns its share of the logits.
   const auto n = static_cast<double>(stage.devices.size());
   const double total = rows * n_replicas;
-  const bool one_host = stage.devices.front().host == stage.devices.back().host;
-  const Link link = one_host ? in.machine.gpu_link
-                             : Link{in.machine.network.bytes_per_second / of_first_host(stage),
-                                    in.machine.network.latency_seconds};
+  const Link link = link_of_devices(in.machine, stage, std::ssize(stage.devices));
   const double bytes = total * c.dim * kBf16Bytes + rows * c.vocab * sizeof(float);
   const double exchange = n > 1 ? 2 * link.latency_seconds + bytes / link.bytes_per_second : 0;
   return product(gpu, 1 / n, total) + exchange;
@@ -313,8 +397,8 @@ double pipeline_seconds(const PlanInput& in, const Placement& p, double tokens) 
   const Machine& m = in.machine;
   double seconds = 0;
   for (size_t i = 1; i < p.stages.size(); ++i) {
-    const bool near = p.stages[i].devices[0].host == p.stages[i - 1].devices[0].host;
-    const Link link = near ? m.gpu_link : m.network;
+    const int from = p.stages[i - 1].devices[0].host, to = p.stages[i].devices[0].host;
+    const Link link = from == to ? m.host(from).gpu_link : m.link(from, to);
     seconds += link.latency_seconds + tokens * in.config.dim * kBf16Bytes / link.bytes_per_second;
   }
   return seconds;
@@ -366,11 +450,14 @@ double largest(double mean, double variance, double n, double least, double most
 std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
                                      const LayerExperts& experts, int layer, RoutedTokens tokens,
                                      DeviceId backbone) {
-  const int n_gpus = static_cast<int>(in.machine.gpus.size());
-  std::vector<int> index(static_cast<size_t>(in.machine.hosts) * (n_gpus + 1), -1);
+  const Machine& m = in.machine;
+  size_t n_gpus = 0;  // of the hosts with most
+  for (int kind = 0; kind < m.n_kinds(); ++kind)
+    n_gpus = std::max(n_gpus, m.of_kind(kind).gpus.size());
+  std::vector<int> index(m.n_hosts() * (n_gpus + 1), -1);
   const double expert_ops = token_ops(in.config).expert;
-  const Rates cpu = rates_of(in.machine, {0, -1}, p.numa_columns);
-  const Rates gpu = n_gpus > 0 ? rates_of(in.machine, {0, 0}, {}) : cpu;
+  const RatesOfKinds rates(m, p);
+  const int backbone_kind = m.kind_of(backbone.host);
   // Caches the chance under even routing: most groups have the same number of owners as the
   // previous one.
   double known_replicas = 0, known_chance = 0;
@@ -392,7 +479,7 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
       int& i = index[d.host * (n_gpus + 1) + d.gpu + 1];
       if (i < 0) {
         i = static_cast<int>(loads.size());
-        loads.push_back({.owner = d});
+        loads.push_back({.owner = d, .kind = m.kind_of(d.host)});
       }
       ExpertLoad& load = loads[i];
       load.experts += static_cast<double>(group.experts.size());
@@ -400,9 +487,10 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
       load.variance += use.variance;
       load.rows += use.rows;
       load.bytes += use.used * bytes;
-      load.op_seconds += ops / peak_for(d.is_cpu() ? cpu : gpu, group.format.dtype, !d.is_cpu());
+      load.op_seconds += ops / peak_for(rates.of(d, load.kind), group.format.dtype, !d.is_cpu());
       if (!backbone.is_cpu())
-        load.stream_op_seconds += ops / peak_for(gpu, group.format.dtype, true);
+        load.stream_op_seconds +=
+            ops / peak_for(rates.gpus[backbone_kind], group.format.dtype, true);
       load.format = group.format.dtype;
     }
   }
@@ -410,8 +498,8 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
 }
 
 bool alike(const ExpertLoad& a, const ExpertLoad& b) {
-  return a.owner.is_cpu() == b.owner.is_cpu() && a.experts == b.experts && a.used == b.used &&
-         a.variance == b.variance && a.rows == b.rows && a.bytes == b.bytes &&
+  return a.owner.is_cpu() == b.owner.is_cpu() && a.kind == b.kind && a.experts == b.experts &&
+         a.used == b.used && a.variance == b.variance && a.rows == b.rows && a.bytes == b.bytes &&
          a.op_seconds == b.op_seconds && a.format == b.format;
 }
 

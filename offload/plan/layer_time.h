@@ -10,6 +10,7 @@ namespace tandem {
 // Expected load of the owners of a layer's experts in one step.
 struct ExpertLoad {
   DeviceId owner;
+  int kind = 0;                   // of its host
   double experts = 0;             // number held
   double used = 0, variance = 0;  // expected number used in this step, and its variance
   double bytes = 0;               // expected bytes of the used experts
@@ -56,9 +57,16 @@ class LayerModel {
     struct {
       double n = 0, link = 0, copy = 0, gpu = 0, cpu = 0;
     } streamed;
-    // Fractions of a replica's tokens that go to its host's CPUs, to its host's other GPUs, and to
-    // other hosts.
-    double to_cpu = 0, to_near = 0, to_far = 0;
+    // Fractions of a replica's expert rows that go to its host's CPUs, to its host's other GPUs, to
+    // other hosts with a part of the backbone or with GPUs, and to the CPUs of hosts without, which
+    // are workers.
+    double to_cpu = 0, to_near = 0, to_far = 0, to_workers = 0;
+    // The expected number of workers that a token uses, and the share of tokens that use the worker
+    // which most of them use.
+    double workers_a_token = 0, most_tokens = 0;
+    int n_workers = 0;
+    int far_host = 0;     // one of the other hosts
+    int n_far_hosts = 1;  // hosts of the owners, the backbone's included if it has any
     int n_owners = 1;
     bool sliced = false;
   };
@@ -73,12 +81,24 @@ class LayerModel {
   static void add_divided(const ExpertTimes& e, LayerTime& t);
   void add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads, ExpertTimes& e) const;
   double exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const;
+  double worker_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const;
   double all_reduce_seconds(const Stage& stage, double tokens) const;
 
   const PlanInput& in_;
   const Placement& p_;
   const StepShape shape_;
 };
+
+// What a request to a worker costs where a machine's description does not say
+// (Machine::request_seconds): measured over loopback (docs/measurements/workers.md).
+constexpr double kRequestSeconds = 46e-6;
+
+// Seconds of a layer's requests to n workers. One thread makes them all, and each worker answers
+// its own: half of a request's cost is on either side.
+double requests_seconds(double one_request, int n_workers);
+
+// True if the placement has experts on the CPUs of a host without a part of the backbone.
+bool has_workers(const Placement& placement);
 
 // True if a chunk of this length streams its experts to the GPU.
 bool streams(const Placement& placement, double chunk_tokens);

@@ -15,12 +15,9 @@ namespace tandem {
 
 namespace {
 
-size_t index_of(const Machine& m, DeviceId d) {
-  return static_cast<size_t>(d.host) * (m.gpus.size() + 1) + d.gpu + 1;
-}
-
 bool exists(const Machine& m, DeviceId d) {
-  return d.host >= 0 && d.host < m.hosts && d.gpu >= -1 && d.gpu < static_cast<int>(m.gpus.size());
+  return d.host >= 0 && d.host < m.n_hosts() && d.gpu >= -1 &&
+         d.gpu < static_cast<int>(m.host(d.host).gpus.size());
 }
 
 void check_stages(const ModelConfig& config, const Machine& machine, const Placement& p);
@@ -92,14 +89,22 @@ int64_t reserved_bytes(int64_t capacity, bool cpu) {
 std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& machine,
                                            const Placement& p) {
   std::vector<DeviceMemory> memory;
-  for (int host = 0; host < machine.hosts; ++host)
-    for (int gpu = -1; gpu < static_cast<int>(machine.gpus.size()); ++gpu) {
-      const int64_t capacity = gpu < 0 ? machine.memory_bytes() : machine.gpus[gpu].memory_bytes;
-      memory.push_back({.device = {host, gpu},
-                        .reserve_bytes = reserved_bytes(capacity, gpu < 0),
-                        .capacity_bytes = capacity});
+  std::vector<size_t> first_of_host;
+  for (int kind = 0, host = 0; kind < machine.n_kinds(); ++kind) {
+    const HostKind& alike = machine.of_kind(kind);
+    for (const int end = host + alike.hosts; host < end; ++host) {
+      first_of_host.push_back(memory.size());
+      for (int gpu = -1; gpu < static_cast<int>(alike.gpus.size()); ++gpu) {
+        const int64_t capacity = gpu < 0 ? alike.memory_bytes() : alike.gpus[gpu].memory_bytes;
+        memory.push_back({.device = {host, gpu},
+                          .reserve_bytes = reserved_bytes(capacity, gpu < 0),
+                          .capacity_bytes = capacity});
+      }
     }
-  const auto at = [&](DeviceId d) -> DeviceMemory& { return memory[index_of(machine, d)]; };
+  }
+  const auto at = [&](DeviceId d) -> DeviceMemory& {
+    return memory[first_of_host[d.host] + d.gpu + 1];
+  };
   const int64_t moe = backbone_layer_bytes(c, true, p.backbone).total();
   const int64_t dense = backbone_layer_bytes(c, false, p.backbone).total();
   for (const Stage& stage : p.stages) {
@@ -215,17 +220,25 @@ void check_group(const ModelConfig& c, const Machine& machine, const ExpertGroup
 
 void check_numa(const ModelConfig& c, const Machine& machine, const Placement& p) {
   if (p.numa_columns.empty()) return;
-  require(p.numa_columns.size() == machine.nodes.size(),
-          "placement: numa_columns lists {} slices and {} has {} NUMA nodes", p.numa_columns.size(),
-          machine.name, machine.nodes.size());
-  int64_t sum = 0;
-  for (const int n : p.numa_columns) {
-    require(n >= 0 && n % kSplitMultiple == 0,
-            "placement: a NUMA slice of {} columns: must be a multiple of {}", n, kSplitMultiple);
-    sum += n;
+  require(std::ssize(p.numa_columns) == machine.n_kinds(),
+          "placement: numa_columns are of {} kind(s) of hosts and {} has {}", p.numa_columns.size(),
+          machine.name, machine.n_kinds());
+  for (int kind = 0; kind < machine.n_kinds(); ++kind) {
+    const std::vector<int>& columns = p.numa_columns[kind];
+    const HostKind& host = machine.of_kind(kind);
+    if (columns.empty()) continue;
+    require(columns.size() == host.nodes.size(),
+            "placement: numa_columns lists {} slices and {} has {} NUMA nodes", columns.size(),
+            host.label.empty() ? machine.name : host.label, host.nodes.size());
+    int64_t sum = 0;
+    for (const int n : columns) {
+      require(n >= 0 && n % kSplitMultiple == 0,
+              "placement: a NUMA slice of {} columns: must be a multiple of {}", n, kSplitMultiple);
+      sum += n;
+    }
+    require(sum == c.expert_dim, "placement: numa_columns add up to {} and an expert has {}", sum,
+            c.expert_dim);
   }
-  require(sum == c.expert_dim, "placement: numa_columns add up to {} and an expert has {}", sum,
-          c.expert_dim);
 }
 
 // Calls visit(layer, expert, bytes) for the experts that a device owns.

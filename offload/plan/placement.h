@@ -22,6 +22,8 @@ struct DeviceId {
 };
 std::string device_name(DeviceId device);  // "host0.cpu", "host3.gpu5"
 
+using NumaColumns = std::vector<std::vector<int>>;  // [kinds of hosts][NUMA nodes]
+
 // Experts of a layer with the same owners.
 struct ExpertGroup {
   std::vector<int> experts;  // ascending
@@ -57,8 +59,9 @@ struct Placement {
   int64_t kv_tokens = 0;         // KV cache tokens in each replica
   DType kv_type = DType::kBF16;  // BF16, or FP8 where the backbone is on GPUs
   std::vector<LayerExperts> layers;
-  // Columns of every CPU expert's intermediate dimension on each NUMA node; empty: not sliced.
-  std::vector<int> numa_columns;
+  // Columns of every CPU expert's intermediate dimension on each NUMA node of a host, for each kind
+  // of hosts. Empty, in all or for a kind: not sliced.
+  NumaColumns numa_columns;
   // Every device has memory for experts that come to it while a server answers.
   bool room_to_move = false;
   int prefill_chunk_tokens = 512;

@@ -25,6 +25,7 @@ Json names_of(const std::vector<DeviceId>& devices);
 WeightFormat read_format(JsonFields& fields);
 void read_backbone(JsonFields fields, Placement& p);
 bool read_on_cpu(JsonFields& fields, const std::string& key);
+NumaColumns read_numa_columns(JsonFields& fields);
 void read_experts(JsonFields fields, Placement& p);
 LayerExperts read_layers(JsonFields fields);
 ExpertGroup read_group(JsonFields fields);
@@ -39,7 +40,8 @@ Json placement_to_json(const Placement& p) {
   for (const Stage& stage : p.stages) stages.push_back(stage_to_json(stage));
   for (const LayerExperts& l : p.layers) layers.push_back(layers_to_json(l));
   Json experts = {{"layers", layers}};
-  if (!p.numa_columns.empty()) experts["numa_columns"] = p.numa_columns;
+  if (p.numa_columns.size() == 1) experts["numa_columns"] = p.numa_columns[0];
+  if (p.numa_columns.size() > 1) experts["numa_columns"] = p.numa_columns;
   if (p.room_to_move) experts["room_to_move"] = true;
   return {
       {"model", p.model},
@@ -183,14 +185,33 @@ bool read_on_cpu(JsonFields& fields, const std::string& key) {
   return where == kOnCpu;
 }
 
+// A list of numbers or, for several kinds of hosts, a list of such lists.
+NumaColumns read_numa_columns(JsonFields& fields) {
+  constexpr const char* kKey = "numa_columns";
+  const auto& list = fields.list(kKey, kMaxDevices);
+  const auto columns = [&](const nlohmann::json& numbers) {
+    std::vector<int> all;
+    for (const auto& n : numbers) {
+      if (!n.is_number_integer() || n.get<double>() < 0 || n.get<double>() > kMaxTokens)
+        fields.refuse(kKey, "expected whole numbers, or lists of them for each kind of hosts");
+      all.push_back(n.get<int>());
+    }
+    return all;
+  };
+  if (list.empty()) return {};
+  if (!list[0].is_array()) return {columns(list)};
+  NumaColumns by_kind;
+  for (const auto& of_kind : list) {
+    if (!of_kind.is_array() || of_kind.size() > kMaxDevices)
+      fields.refuse(kKey, "expected a list for each kind of hosts");
+    by_kind.push_back(columns(of_kind));
+  }
+  return by_kind;
+}
+
 void read_experts(JsonFields fields, Placement& p) {
   const auto& layers = fields.list("layers", kMaxLayers);
-  if (fields.has("numa_columns"))
-    for (const auto& n : fields.list("numa_columns", kMaxDevices)) {
-      if (!n.is_number_integer() || n.get<double>() < 0 || n.get<double>() > kMaxTokens)
-        fields.refuse("numa_columns", "expected whole numbers");
-      p.numa_columns.push_back(n.get<int>());
-    }
+  if (fields.has("numa_columns")) p.numa_columns = read_numa_columns(fields);
   if (fields.has("room_to_move")) p.room_to_move = fields.boolean("room_to_move");
   fields.refuse_others();
   for (size_t i = 0; i < layers.size(); ++i)

@@ -15,6 +15,7 @@
 #include "offload/plan/candidates.h"
 #include "offload/plan/exhaustive_placement.h"
 #include "offload/plan/reasons.h"
+#include "offload/plan/roles.h"
 
 namespace tandem {
 
@@ -67,13 +68,13 @@ std::string smaller_workload(const PlanRequest& r, const std::vector<WeightForma
 
 Plan plan(const PlanRequest& r) {
   require_sound(r.workload, r.config);
-  require(
-      r.workload.kv != DType::kF8E4M3 || (!r.machine.gpus.empty() && takes_fp8_cache(r.config.mla)),
-      "a KV cache in fp8: {}; choose bf16",
-      r.machine.gpus.empty() ? "only GPUs compute with it, and " + r.machine.name + " has none"
-                             : r.model_name + " has larger latents than DeepSeek's");
+  const bool has_gpus = r.machine.n_all_gpus() > 0;
+  require(r.workload.kv != DType::kF8E4M3 || (has_gpus && takes_fp8_cache(r.config.mla)),
+          "a KV cache in fp8: {}; choose bf16",
+          !has_gpus ? "only GPUs compute with it, and " + r.machine.name + " has none"
+                    : r.model_name + " has larger latents than DeepSeek's");
   const int redundant = r.workload.redundant_experts.value_or(0);
-  const int64_t n_ranks = r.machine.hosts * std::max<int64_t>(1, std::ssize(r.machine.gpus));
+  const int64_t n_ranks = std::max(r.machine.n_hosts(), r.machine.n_all_gpus());
   const int64_t most_redundant = r.config.router.n_experts * (n_ranks - 1);
   require(
       redundant <= most_redundant,
@@ -97,7 +98,9 @@ Plan plan(const PlanRequest& r) {
 Plan assess(const PlanRequest& r, const Placement& placement) {
   require_sound(r.workload, r.config);
   check_placement(r.config, r.machine, placement);
-  Plan plan = {placement, r.workload, {}, {}, {}, {}, {}};
+  Plan plan;
+  plan.placement = placement;
+  plan.workload = r.workload;
   if (plan.workload.concurrency == 0)
     plan.workload.concurrency = static_cast<int>(std::clamp<int64_t>(
         placement.kv_tokens / r.workload.context * placement.stages[0].dp(), 1, kMaxConcurrency));
@@ -108,6 +111,13 @@ Plan assess(const PlanRequest& r, const Placement& placement) {
   plan.reasons = reasons_in_words(in, placement, plan.prediction);
   plan.balance = balance_of(in, placement);
   if (plan.balance) plan.reasons.push_back(balance_in_words(*plan.balance));
+  PlanRequest served = r;
+  served.workload = plan.workload;
+  if (const auto roles = roles_of(served, placement, plan.prediction)) {
+    for (std::string& words : roles_in_words(served, *roles, plan.prediction))
+      plan.reasons.push_back(std::move(words));
+    plan.commands = commands_of(served, *roles, placement);
+  }
   plan.reasons.push_back(why_in_words(in, placement, plan.drafts));
   return plan;
 }
@@ -117,7 +127,7 @@ namespace {
 // The best placement in the first format in which any fits; without a placement if none does. An
 // FP8 cache is tried where a BF16 cache leaves the backbone no room on GPUs.
 BestCandidate best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
-  const bool fp8 = !r.workload.kv && !r.machine.gpus.empty() && takes_fp8_cache(r.config.mla);
+  const bool fp8 = !r.workload.kv && r.machine.n_all_gpus() > 0 && takes_fp8_cache(r.config.mla);
   std::optional<BestCandidate> best;
   for (const WeightFormat format : formats) {
     best.emplace(best_in(r, format, r.workload.kv.value_or(DType::kBF16)));
@@ -144,7 +154,7 @@ BestCandidate best_in(const PlanRequest& r, WeightFormat format, DType kv) {
                              [&](const Placement& p, int64_t home) { return best.score(p, home); },
                              [&](double score) { return best.hopeless(score); }};
   const PlanInput in = {r.config, r.machine, w, r.routing};
-  if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, contest);
+  if (r.machine.n_all_gpus() > 0) visit_gpu_candidates(in, format, contest);
   visit_cpu_candidates(in, format, contest);
   return best;
 }
@@ -383,6 +393,37 @@ class Trials {
   std::vector<std::future<Change>> trials_;
 };
 
+// Changes of all hosts of a kind and, where the machine has several kinds, one host more.
+void add_changes_of(int kind, const PlanRequest& r, bool on_cpu, Trials& trials) {
+  const HostKind& hosts = r.machine.of_kind(kind);
+  const bool several = r.machine.n_kinds() > 1;
+  const std::string each = several           ? fmt::format(" in each {}", hosts.label)
+                           : hosts.hosts > 1 ? " in each host"
+                                             : "";
+  const auto add = [&](std::string what, std::function<void(HostKind&)> change) {
+    trials.add(r, std::move(what), [kind, change = std::move(change)](Machine& m, Workload&) {
+      change(m.of_kind(kind));
+    });
+  };
+  if (several) add("another " + hosts.label, [](HostKind& m) { ++m.hosts; });
+  if (!hosts.gpus.empty())
+    add("another " + hosts.gpus[0].name + each, [](HostKind& m) {
+      m.gpus.push_back(m.gpus[0]);
+      if (m.gpu_link.bytes_per_second == 0) m.gpu_link = {m.gpus[0].d2h_bytes_per_second, 10e-6};
+    });
+  if (on_cpu)
+    add("memory that is a quarter faster" + each, [](HostKind& m) {
+      for (NumaNode& node : m.nodes) node.read_bytes_per_second *= kFasterMemory;
+      m.cross_read_bytes_per_second *= kFasterMemory;
+      m.one_thread_read_bytes_per_second *= kFasterMemory;
+    });
+  else
+    add("GPU memory that is a quarter faster" + (several ? each : ""), [](HostKind& m) {
+      for (Gpu& gpu : m.gpus) gpu.read_bytes_per_second *= kFasterMemory;
+    });
+  add("256 GB more memory" + each, [](HostKind& m) { m.nodes[0].memory_bytes += kMoreMemory; });
+}
+
 }  // namespace
 
 std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
@@ -397,25 +438,8 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
       held.workload.experts = g.format;
       on_cpu |= g.owners[0].is_cpu();
     }
-  const std::string each = r.machine.hosts > 1 ? " in each host" : "";
   Trials trials;
-  if (!r.machine.gpus.empty())
-    trials.add(held, "another " + r.machine.gpus[0].name + each, [](Machine& m, Workload&) {
-      m.gpus.push_back(m.gpus[0]);
-      if (m.gpu_link.bytes_per_second == 0) m.gpu_link = {m.gpus[0].d2h_bytes_per_second, 10e-6};
-    });
-  if (on_cpu)
-    trials.add(held, "memory that is a quarter faster" + each, [](Machine& m, Workload&) {
-      for (NumaNode& node : m.nodes) node.read_bytes_per_second *= kFasterMemory;
-      m.cross_read_bytes_per_second *= kFasterMemory;
-      m.one_thread_read_bytes_per_second *= kFasterMemory;
-    });
-  else
-    trials.add(held, "GPU memory that is a quarter faster", [](Machine& m, Workload&) {
-      for (Gpu& gpu : m.gpus) gpu.read_bytes_per_second *= kFasterMemory;
-    });
-  trials.add(held, "256 GB more memory" + each,
-             [](Machine& m, Workload&) { m.nodes[0].memory_bytes += kMoreMemory; });
+  for (int kind = 0; kind < r.machine.n_kinds(); ++kind) add_changes_of(kind, held, on_cpu, trials);
   if (!p.stages[0].devices[0].is_cpu() && p.kv_type == DType::kBF16 && takes_fp8_cache(c.mla))
     trials.add(held, "KV cache in fp8", [](Machine&, Workload& w) { w.kv = DType::kF8E4M3; });
   const bool int4 = held.workload.experts && is_i4(held.workload.experts->dtype);

@@ -16,6 +16,7 @@ struct Plan {
   Prediction prediction;  // without drafts
   DraftPlan drafts;
   std::optional<PlacedBalance> balance;  // of the experts, if their use is known
+  std::vector<std::string> commands;     // that start workers and the backbone, if it has workers
   std::string limit;                     // what bounds decoding, in words
   std::vector<std::string> reasons;      // one per decision, with numbers
 };

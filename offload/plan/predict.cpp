@@ -15,6 +15,7 @@ void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Pr
 double prefill_seconds(const PlanInput& in, const Placement& p, const Step& step, Prediction& out);
 void add_layers(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase);
 void finish(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase);
+// Of the host that takes longest; 0: a disk's speed is unknown.
 double load_seconds(const Machine& machine, const Prediction& prediction);
 
 }  // namespace
@@ -165,11 +166,17 @@ void add_layers(const PlanInput& in, const Placement& p, const StepShape& shape,
 }
 
 double load_seconds(const Machine& machine, const Prediction& prediction) {
-  if (machine.disk_read_bytes_per_second <= 0) return 0;
-  std::vector<double> bytes(machine.hosts, 0);
+  std::vector<double> bytes(machine.n_hosts(), 0);
   for (const DeviceMemory& m : prediction.memory)
     bytes[m.device.host] += static_cast<double>(m.weights_bytes);
-  return *std::max_element(bytes.begin(), bytes.end()) / machine.disk_read_bytes_per_second;
+  double seconds = 0;
+  for (int host = 0; host < machine.n_hosts(); ++host) {
+    const double rate = machine.host(host).disk_read_bytes_per_second;
+    if (bytes[host] == 0) continue;
+    if (rate <= 0) return 0;
+    seconds = std::max(seconds, bytes[host] / rate);
+  }
+  return seconds;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 // Assumed: about a dozen kernels launched from a graph, and a dozen jobs of a thread team.
 constexpr double kGpuLayerSeconds = 25e-6, kCpuLayerSeconds = 20e-6;
 
-double cpu_read_rate(const Machine& m, const std::vector<int>& columns) {
+double cpu_read_rate(const HostKind& m, const std::vector<int>& columns) {
   const auto n = static_cast<double>(m.nodes.size());
   if (m.nodes.size() == 1) return m.read_bytes_per_second();
   if (!columns.empty()) {
@@ -29,10 +29,13 @@ double cpu_read_rate(const Machine& m, const std::vector<int>& columns) {
 
 }  // namespace
 
-Rates rates_of(const Machine& m, DeviceId device, const std::vector<int>& numa_columns) {
+Rates rates_of(const Machine& m, DeviceId device, const NumaColumns& numa_columns) {
+  const int kind = m.kind_of(device.host);
+  const HostKind& host = m.of_kind(kind);
   if (device.is_cpu())
-    return {cpu_read_rate(m, numa_columns), m.peak, m.isa, m.curves, kCpuLayerSeconds};
-  const Gpu& gpu = m.gpus[device.gpu];
+    return {cpu_read_rate(host, numa_columns.empty() ? std::vector<int>() : numa_columns[kind]),
+            host.peak, host.isa, host.curves, kCpuLayerSeconds};
+  const Gpu& gpu = host.gpus[device.gpu];
   return {gpu.read_bytes_per_second, gpu.peak, "gpu", {}, kGpuLayerSeconds};
 }
 

@@ -35,7 +35,7 @@ struct Rates {
 
 // `numa_columns` as in Placement: with slices each node reads its own memory; without them every
 // node reads from all nodes.
-Rates rates_of(const Machine& machine, DeviceId device, const std::vector<int>& numa_columns);
+Rates rates_of(const Machine& machine, DeviceId device, const NumaColumns& numa_columns);
 
 // The arithmetic peak of a device for weights stored as `format`.
 double peak_for(const Rates& rates, DType format, bool gpu);

@@ -21,6 +21,9 @@ using Words = std::vector<std::string>;
 double giga(double n) { return n * 1e-9; }
 double milli(double seconds) { return seconds * 1e3; }
 
+// The CPU, or the GPU, that has most experts of a layer; without any, the backbone's device.
+DeviceId owner_of_kind(const Placement& p, bool cpu);
+
 // Where the experts of all layers are, by kind of device.
 struct ExpertLocations {
   int64_t on_cpu = 0, on_gpu = 0, copies = 0;  // (layer, expert) pairs; extra replicas
@@ -36,8 +39,7 @@ void say_head(const PlanInput& in, const Placement& p, const Prediction& now, Wo
 void say_cache(const PlanInput& in, const Placement& p, Words& words);
 void say_experts(const PlanInput& in, const Placement& p, Words& words);
 void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
-void say_moving_experts(const PlanInput& in, const Placement& p, const Prediction& now,
-                        Words& words);
+void say_moving_experts(const Placement& p, const Prediction& now, Words& words);
 void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words);
 void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
@@ -57,7 +59,7 @@ Words reasons_in_words(const PlanInput& in, const Placement& p, const Prediction
     say_experts(in, p, words);
     say_slices(in, p, now, words);
     say_hot_experts(in, p, now, words);
-    say_moving_experts(in, p, now, words);
+    say_moving_experts(p, now, words);
     say_expert_parallel(in, p, words);
   }
   say_prefill(in, p, now, words);
@@ -79,7 +81,9 @@ std::string limit_in_words(const PlanInput& in, const Placement& p, const Predic
   std::string what = name_of(part);
   std::replace(what.begin(), what.end(), '_', ' ');
   const bool cpu = part == Part::kCpuExperts || p.stages[0].devices[0].is_cpu();
-  const Rates rates = rates_of(in.machine, cpu ? DeviceId{0, -1} : DeviceId{0, 0}, p.numa_columns);
+  const bool experts = part == Part::kCpuExperts || part == Part::kGpuExperts;
+  const Rates rates = rates_of(in.machine, experts ? owner_of_kind(p, cpu) : p.stages[0].devices[0],
+                               p.numa_columns);
   const std::string at =
       part == Part::kExchange || part == Part::kAllReduce || part == Part::kOverhead
           ? ""
@@ -90,6 +94,42 @@ std::string limit_in_words(const PlanInput& in, const Placement& p, const Predic
 }
 
 namespace {
+
+// Experts of GPUs go to the CPUs that have others of the layer, in proportion, or to `cpu`.
+void give_to_cpus(LayerExperts& layer, DeviceId cpu) {
+  std::vector<ExpertGroup> groups;
+  std::vector<int> hot;
+  double n_cold = 0;
+  for (const ExpertGroup& g : layer.groups) {
+    if (!g.owners[0].is_cpu()) {
+      hot.insert(hot.end(), g.experts.begin(), g.experts.end());
+      continue;
+    }
+    n_cold += static_cast<double>(g.experts.size());
+    groups.push_back(g);
+  }
+  if (groups.empty()) groups.push_back({{}, layer.groups[0].format, {cpu}});
+  size_t given = 0;
+  double before = 0;
+  for (ExpertGroup& g : groups) {
+    before += static_cast<double>(g.experts.size());
+    const size_t end =
+        &g == &groups.back() ? hot.size() : static_cast<size_t>(before / n_cold * hot.size());
+    for (; given < end; ++given) g.experts.push_back(hot[given]);
+    std::sort(g.experts.begin(), g.experts.end());
+  }
+  layer.groups = std::move(groups);
+}
+
+DeviceId owner_of_kind(const Placement& p, bool cpu) {
+  DeviceId best = p.stages[0].devices[0];
+  size_t most = 0;
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& g : l.groups)
+      for (const DeviceId d : g.owners)
+        if (d.is_cpu() == cpu && g.experts.size() > most) most = g.experts.size(), best = d;
+  return best;
+}
 
 ExpertLocations locations_of(const ModelConfig& c, const Placement& p) {
   ExpertLocations homes;
@@ -129,7 +169,7 @@ void say_backbone(const PlanInput& in, const Placement& p, const Prediction& now
                              now.decode.moe[Part::kRouter] + now.decode.moe[Part::kShared])),
                   milli(now.decode.step_seconds));
   words.push_back(text);
-  for (int ways = 2; ways <= in.machine.n_gpus(); ways *= 2)
+  for (int ways = 2; ways <= in.machine.n_all_gpus(); ways *= 2)
     if (const auto refusal = tensor_parallel_refusal(in.config, ways)) {
       words.push_back(fmt::format("tensor parallel {} refused: {}", ways, *refusal));
       break;
@@ -205,11 +245,7 @@ void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& 
   const ExpertLocations homes = locations_of(in.config, p);
   if (homes.on_cpu == 0 || homes.on_gpu == 0) return;
   Placement without = p;
-  for (LayerExperts& l : without.layers) {
-    ExpertGroup all = {{}, homes.format, {{0, -1}}};
-    for (int e = 0; e < in.config.router.n_experts; ++e) all.experts.push_back(e);
-    l.groups = {all};
-  }
+  for (LayerExperts& l : without.layers) give_to_cpus(l, owner_of_kind(p, true));
   const double then = predict(in, without).decode.step_seconds;
   words.push_back(fmt::format(
       "hot experts on GPU: {} ({}), as many as help and fit: {:.2f} ms a step instead of {:.2f}",
@@ -217,8 +253,7 @@ void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& 
       milli(now.decode.step_seconds), milli(then)));
 }
 
-void say_moving_experts(const PlanInput& in, const Placement& p, const Prediction& now,
-                        Words& words) {
+void say_moving_experts(const Placement& p, const Prediction& now, Words& words) {
   if (!p.room_to_move) return;
   if (const auto why = why_experts_stay(p)) {
     words.push_back(fmt::format(
@@ -235,11 +270,15 @@ void say_moving_experts(const PlanInput& in, const Placement& p, const Predictio
 }
 
 void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
-  if (in.machine.nodes.size() == 1 || locations_of(in.config, p).on_cpu == 0) return;
-  if (p.numa_columns.empty()) {
+  if (locations_of(in.config, p).on_cpu == 0) return;
+  const DeviceId owner = owner_of_kind(p, true);
+  const int kind = in.machine.kind_of(owner.host);
+  const size_t n_nodes = in.machine.of_kind(kind).nodes.size();
+  if (n_nodes == 1) return;
+  if (p.numa_columns.empty() || p.numa_columns[kind].empty()) {
     words.push_back(fmt::format(
         "experts not sliced: {} columns give {} NUMA nodes no parts that are multiples of {}",
-        in.config.expert_dim, in.machine.nodes.size(), kSplitMultiple));
+        in.config.expert_dim, n_nodes, kSplitMultiple));
     return;
   }
   Placement without = p;
@@ -247,8 +286,8 @@ void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, 
   words.push_back(fmt::format(
       "CPU experts sliced by NUMA node ({} of {} columns): every node reads its own memory, {:.0f} "
       "GB/s together, {:.2f} ms a step instead of {:.2f} when interleaved",
-      fmt::join(p.numa_columns, " + "), in.config.expert_dim,
-      giga(rates_of(in.machine, {0, -1}, p.numa_columns).read_bytes_per_second),
+      fmt::join(p.numa_columns[kind], " + "), in.config.expert_dim,
+      giga(rates_of(in.machine, owner, p.numa_columns).read_bytes_per_second),
       milli(now.decode.step_seconds), milli(predict(in, without).decode.step_seconds)));
 }
 
@@ -261,7 +300,7 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
   if (homes.sliced || homes.n_owners < 2 || p.stages.size() > 1) return;
   if (homes.on_cpu > 0 && homes.on_gpu > 0) return;
   const bool gpu = homes.on_gpu > 0;
-  const Rates rates = rates_of(in.machine, {0, gpu ? 0 : -1}, p.numa_columns);
+  const Rates rates = rates_of(in.machine, owner_of_kind(p, !gpu), p.numa_columns);
   words.push_back(fmt::format(
       "expert parallel {} (useful up to {} = {} routed + {} shared{}), {} redundant experts a "
       "layer; no layer is faster than reading one expert, {:.1f} us",
@@ -300,7 +339,8 @@ void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now,
       text += fmt::format(
           "; from {} tokens on, streaming some of a layer's experts to the GPU at {:.0f} GB/s "
           "beats computing all on the CPU ({:.1f} tokens/s instead of {:.1f})",
-          p.stream_from_tokens, giga(in.machine.gpus[0].h2d_bytes_per_second),
+          p.stream_from_tokens,
+          giga(in.machine.host(p.stages[0].devices[0].host).gpus[0].h2d_bytes_per_second),
           now.prefill.tokens_per_second, predict(in, without).prefill.tokens_per_second);
     } else {
       const int threshold = least_streamed_chunk(in, p);

@@ -358,13 +358,14 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
       token_ops(in.config).expert / peak_for(rates, format.dtype, !owner.is_cpu()) / ratio;
 
   const bool one_host = ranks.front().host == ranks.back().host;
-  const Link link = one_host ? in.machine.gpu_link : in.machine.network;
+  const Link link = one_host ? in.machine.host(ranks[0].host).gpu_link
+                             : in.machine.link(ranks.front().host, ranks.back().host);
   c.link_bytes_per_second = link.bytes_per_second;
   c.link_latency_seconds = link.latency_seconds;
   if (owner.is_cpu())
     for (const DeviceId d : ranks) c.link_of.push_back(d.host);
   else if (!one_host)
-    c.link_bytes_per_second /= static_cast<double>(in.machine.gpus.size());
+    c.link_bytes_per_second /= static_cast<double>(in.machine.host(ranks[0].host).gpus.size());
   c.dispatch_bytes = static_cast<double>(dispatch_bytes(in.config)) / c.top_k;
   c.combine_bytes = static_cast<double>(combine_bytes(in.config)) / c.top_k;
   return c;

@@ -61,9 +61,10 @@ Machine machine_called(const std::string& name, bool quiet) {
 int plan_preset(const Options& o, PlanRequest request) {
   const PlanOptions& p = o.plan;
   const WorkloadPreset& preset = workload_preset(p.preset);
-  require(p.placement.empty() && p.out.empty() && p.plot.empty() && !p.batch_table && !p.simulate,
-          "--preset {}: plans several placements, so --placement, --out, --plot, --batch-table and "
-          "--simulate need a --concurrency of your own instead",
+  require(p.placement.empty() && p.out.empty() && p.plot.empty() && !p.batch_table && !p.simulate &&
+              p.faults.n_faults == 0,
+          "--preset {}: plans several placements, so --placement, --out, --plot, --batch-table, "
+          "--simulate and --faults need a --concurrency of your own instead",
           p.preset);
   request.workload.prompt_tokens = preset.input_tokens;
   request.workload.output_tokens = preset.output_tokens;
@@ -140,6 +141,14 @@ int plan_command(const Options& o) {
       report["simulation"] = simulation_report(variants);
     else
       text += "\n" + simulation_text(cluster, variants);
+  }
+  if (p.faults.n_faults != 0) {
+    const FaultRun run =
+        simulate_faults({config, machine, plan.workload, routing}, plan.placement, p.faults);
+    if (o.json)
+      report["faults"] = faults_report(run);
+    else
+      text += "\n" + faults_text(run);
   }
   std::fputs(o.json ? (report.dump() + "\n").c_str() : text.c_str(), stdout);
   return 0;

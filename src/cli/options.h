@@ -7,6 +7,7 @@
 #include "bench/benchmark.h"
 #include "bench/serving/serving_bench.h"
 #include "loader/loaded_model.h"
+#include "offload/plan/worker_faults.h"
 #include "offload/plan/workload.h"
 #include "scheduling/sampler.h"
 
@@ -41,6 +42,7 @@ struct PlanOptions {
   bool batch_table = false;
   bool simulate = false;
   double skew = 0.5;  // of the simulated routing
+  FaultOptions faults = {.n_faults = 0};
 };
 
 // Prompts can be computed by another server than the answers.

@@ -52,6 +52,7 @@ Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector
                  {"limit", plan.limit},
                  {"reasons", plan.reasons},
                  {"changes", bring}};
+  if (!plan.commands.empty()) report["commands"] = plan.commands;
   if (plan.balance)
     report["expert_balance"] = {{"placed", plan.balance->placed},
                                 {"own", plan.balance->own},
@@ -104,6 +105,8 @@ std::string plan_text(const PlanRequest& request, const Plan& plan,
   text += fmt::format("limit       {}\n\n{}\n{}\n", plan.limit, memory_table(p), parts_table(p));
   text += "why\n";
   for (const std::string& reason : plan.reasons) text += "  " + reason + "\n";
+  if (!plan.commands.empty()) text += "how to start it\n";
+  for (const std::string& command : plan.commands) text += "  " + command + "\n";
   return text + changes_text(plan, changes);
 }
 

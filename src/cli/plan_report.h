@@ -7,6 +7,7 @@
 #include "offload/plan/batch_table.h"
 #include "offload/plan/plan.h"
 #include "offload/plan/simulate.h"
+#include "offload/plan/worker_faults.h"
 
 namespace tandem {
 
@@ -30,6 +31,10 @@ std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster);
 nlohmann::ordered_json simulation_report(const std::vector<SimulatedVariant>& variants);
 std::string simulation_text(const SimulatedCluster& cluster,
                             const std::vector<SimulatedVariant>& variants);
+
+// Decoding while workers fail.
+nlohmann::ordered_json faults_report(const FaultRun& run);
+std::string faults_text(const FaultRun& run);
 
 // Plans of one preset, for different concurrencies.
 nlohmann::ordered_json preset_report(const std::vector<Plan>& plans);

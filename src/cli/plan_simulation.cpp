@@ -66,4 +66,38 @@ std::string simulation_text(const SimulatedCluster& cluster,
   return text;
 }
 
+Json faults_report(const FaultRun& run) {
+  Json faults = Json::array();
+  for (const SimulatedFault& f : run.faults)
+    faults.push_back({{"seconds", f.at},
+                      {"host", f.host},
+                      {"fault", name_of(f.fault)},
+                      {"back_seconds", f.back_at},
+                      {"step_seconds", f.step_seconds > 0 ? Json(f.step_seconds) : Json()}});
+  return {{"seconds", run.seconds},
+          {"tokens_per_second", run.tokens_per_second},
+          {"tokens_per_second_without_faults", run.without_faults},
+          {"longest_gap_seconds", run.longest_gap_seconds},
+          {"p99_gap_seconds", run.p99_gap_seconds},
+          {"lost_answers", run.n_lost},
+          {"faults", faults},
+          {"tokens_each_second", run.tokens_each_second}};
+}
+
+std::string faults_text(const FaultRun& run) {
+  std::string text = fmt::format(
+      "simulated   {} faults of workers in {:.0f} s: {:.2f} tokens/s, {:.2f} without faults; "
+      "between two tokens of an answer at most {:.2f} s, {:.3f} in 99 of 100; {} answers lost\n"
+      "{:>10}  {:<8}{:<10}{:>12}{:>22}\n",
+      run.faults.size(), run.seconds, run.tokens_per_second, run.without_faults,
+      run.longest_gap_seconds, run.p99_gap_seconds, run.n_lost, "s", "worker", "is", "back after s",
+      "ms a step meanwhile");
+  for (const SimulatedFault& f : run.faults)
+    text += fmt::format(
+        "{:>10.1f}  {:<8}{:<10}{:>12.1f}{:>22}\n", f.at, fmt::format("host{}", f.host),
+        name_of(f.fault), f.back_at - f.at,
+        f.step_seconds > 0 ? fmt::format("{:.2f}", f.step_seconds * 1e3) : "no other owner");
+  return text;
+}
+
 }  // namespace tandem

@@ -48,8 +48,9 @@ struct EfficiencyCurve {
   std::vector<std::pair<double, double>> points;  // at least one
 };
 
-struct Machine {
-  std::string name;
+// Hosts that are alike.
+struct HostKind {
+  std::string label;  // what to call them where a machine has several kinds
   std::string cpu;
   std::string isa;  // reference, avx2, avx512 or amx
   int sockets = 1;
@@ -62,14 +63,35 @@ struct Machine {
   std::vector<Gpu> gpus;                        // per host, all identical
   int n_unmeasured_gpus = 0;                    // present, but with unknown rates; not in `gpus`
   Link gpu_link;                                // from a GPU to the other GPUs of its host
-  int hosts = 1;                                // all identical
-  Link network;                                 // per host
-  int64_t measured_at = 0;                      // seconds since 1970; 0: not measured but described
+  int hosts = 1;                                // of this kind
+  Link network;                                 // per host, to others of this kind
 
   int cores() const;
   int64_t memory_bytes() const;
   double read_bytes_per_second() const;  // all nodes together, each reading its own memory
   int n_gpus() const { return static_cast<int>(gpus.size()) * hosts; }
+};
+
+// The first kind of hosts, and often the only one, and the other kinds. Hosts are numbered from 0,
+// kind by kind.
+struct Machine : HostKind {
+  std::string name;
+  std::vector<HostKind> other_kinds;
+  Link between_kinds;  // per host, to hosts of other kinds
+  // What a request of one row to a worker and its answer take over loopback, which is what they
+  // take beside a network: system calls and the waking of threads. 0: unknown.
+  double request_seconds = 0;
+  int64_t measured_at = 0;  // seconds since 1970; 0: not measured but described
+
+  int n_kinds() const { return 1 + static_cast<int>(other_kinds.size()); }
+  const HostKind& of_kind(int index) const { return index == 0 ? *this : other_kinds[index - 1]; }
+  HostKind& of_kind(int index) { return index == 0 ? *this : other_kinds[index - 1]; }
+  int kind_of(int host) const;        // its index
+  int first_host_of(int kind) const;  // its number
+  const HostKind& host(int index) const { return of_kind(kind_of(index)); }
+  int n_hosts() const;
+  int n_all_gpus() const;
+  Link link(int host, int other) const;  // of each of two hosts, to the other
 };
 
 }  // namespace tandem

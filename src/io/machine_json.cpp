@@ -16,16 +16,20 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kMaxMemory = int64_t{1} << 50;  // bytes
 constexpr double kMaxRate = 1e18;
-constexpr int kMaxNodes = 1024, kMaxCores = 1 << 20, kMaxGpus = 256, kMaxHosts = 1 << 16;
+constexpr int kMaxNodes = 1024, kMaxCores = 1 << 20, kMaxGpus = 256, kMaxHosts = 1 << 16,
+              kMaxKinds = 16;
 constexpr double kRounding = 1.01;  // figures of data sheets are rounded
 
-void read_cpu(JsonFields& fields, Machine& m);
+HostKind read_kind(JsonFields& fields, bool measured);
+void read_kinds(JsonFields& fields, Machine& m);
+void read_cpu(JsonFields& fields, HostKind& m);
 PeakRates read_peak(JsonFields fields, bool gpu);
-void read_nodes(JsonFields& fields, Machine& m);
-void read_curves(JsonFields fields, Machine& m);
-void read_gpus(JsonFields& fields, Machine& m);
+void read_nodes(JsonFields& fields, HostKind& m);
+void read_curves(JsonFields fields, HostKind& m);
+void read_gpus(JsonFields& fields, HostKind& m, bool measured);
 Link read_link(JsonFields& fields, const std::string& key);
-void require_consistent(const Machine& m, const std::string& source);
+void require_consistent(const HostKind& m, bool measured, const std::string& source);
+Json kind_to_json(const HostKind& m);
 Json peak_to_json(const PeakRates& peak, bool gpu);
 Json link_to_json(const Link& link);
 
@@ -35,23 +39,18 @@ Machine machine_from_json(std::string_view text, const std::string& source) {
   const nlohmann::json tree = parse_json(text, source);
   JsonFields fields(tree, source);
   Machine m;
-  m.cpu = fields.text("cpu");
-  m.name = fields.text("name", m.cpu);
-  read_cpu(fields, m);
-  read_nodes(fields, m);
-  if (fields.has("efficiency")) read_curves(fields.object("efficiency"), m);
-  m.disk_read_bytes_per_second = fields.positive("disk_read_bytes_per_second", kMaxRate, 0);
   m.measured_at = fields.whole("measured_at", 0, int64_t{1} << 40, 0);
-  read_gpus(fields, m);
-  m.gpu_link = read_link(fields, "gpu_link");
-  m.hosts = fields.integer("hosts", 1, kMaxHosts, 1);
-  m.network = read_link(fields, "network");
+  if (fields.has("kinds"))
+    read_kinds(fields, m);
+  else
+    static_cast<HostKind&>(m) = read_kind(fields, m.measured_at > 0);
+  m.name = fields.text("name", m.cpu);
+  m.request_seconds = fields.positive("request_seconds", 1, 0);
   for (const char* key :
        {"sources", "bench", "threads", "last_level_cache_bytes", "read_loops", "instructions",
         "disk", "notes"})  // for human readers, or further results of the benchmark
     fields.ignore(key);
   fields.refuse_others();
-  require_consistent(m, source);
   return m;
 }
 
@@ -67,6 +66,23 @@ Json curves_to_json(const std::vector<EfficiencyCurve>& curves) {
 }
 
 Json machine_to_json(const Machine& m) {
+  Json out = {{"name", m.name}};
+  if (m.other_kinds.empty()) {
+    out.update(kind_to_json(m));
+  } else {
+    Json kinds = Json::array();
+    for (int i = 0; i < m.n_kinds(); ++i) kinds.push_back(kind_to_json(m.of_kind(i)));
+    out["kinds"] = kinds;
+    out["network"] = link_to_json(m.between_kinds);
+  }
+  if (m.request_seconds > 0) out["request_seconds"] = m.request_seconds;
+  if (m.measured_at > 0) out["measured_at"] = m.measured_at;
+  return out;
+}
+
+namespace {
+
+Json kind_to_json(const HostKind& m) {
   Json nodes = Json::array(), gpus = Json::array();
   for (const NumaNode& node : m.nodes)
     nodes.push_back({{"cores", node.cores},
@@ -76,8 +92,9 @@ Json machine_to_json(const Machine& m) {
   Json read = {{"one_thread", m.one_thread_read_bytes_per_second},
                {"all", m.read_bytes_per_second()}};
   if (m.cross_read_bytes_per_second > 0) read["cross"] = m.cross_read_bytes_per_second;
-  Json out = {{"name", m.name},
-              {"cpu", m.cpu},
+  Json out = Json::object();
+  if (!m.label.empty()) out["kind"] = m.label;
+  out.update({{"cpu", m.cpu},
               {"isa", m.isa},
               {"sockets", m.sockets},
               {"numa_nodes", m.nodes.size()},
@@ -86,20 +103,62 @@ Json machine_to_json(const Machine& m) {
               {"read_bytes_per_second", read},
               {"peak_ops_per_second", peak_to_json(m.peak, false)},
               {"nodes", nodes},
-              {"gpus", gpus}};
+              {"gpus", gpus}});
   if (!m.curves.empty()) out["efficiency"] = curves_to_json(m.curves);
   if (m.disk_read_bytes_per_second > 0)
     out["disk_read_bytes_per_second"] = m.disk_read_bytes_per_second;
   if (m.gpu_link.bytes_per_second > 0) out["gpu_link"] = link_to_json(m.gpu_link);
   if (m.hosts > 1) out["hosts"] = m.hosts;
   if (m.network.bytes_per_second > 0) out["network"] = link_to_json(m.network);
-  if (m.measured_at > 0) out["measured_at"] = m.measured_at;
   return out;
 }
 
-namespace {
+// The fields of hosts that are alike. Reads no more: others may follow in the same object.
+HostKind read_kind(JsonFields& fields, bool measured) {
+  HostKind m;
+  m.cpu = fields.text("cpu");
+  read_cpu(fields, m);
+  read_nodes(fields, m);
+  if (fields.has("efficiency")) read_curves(fields.object("efficiency"), m);
+  m.disk_read_bytes_per_second = fields.positive("disk_read_bytes_per_second", kMaxRate, 0);
+  read_gpus(fields, m, measured);
+  m.gpu_link = read_link(fields, "gpu_link");
+  m.hosts = fields.integer("hosts", 1, kMaxHosts, 1);
+  m.network = read_link(fields, "network");
+  require_consistent(m, measured, fields.path());
+  return m;
+}
 
-void read_cpu(JsonFields& fields, Machine& m) {
+// Hosts of several kinds. `network` connects the kinds, and the hosts of a kind that has none of
+// its own.
+void read_kinds(JsonFields& fields, Machine& m) {
+  const auto& list = fields.list("kinds", kMaxKinds);
+  if (list.empty()) fields.refuse("kinds", "expected at least one kind of hosts");
+  m.between_kinds = read_link(fields, "network");
+  require(list.size() == 1 || m.between_kinds.bytes_per_second > 0,
+          "{}: network is missing: say how the {} kinds of hosts are connected", fields.path(),
+          list.size());
+  int n_hosts = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    nlohmann::json object = list[i];
+    if (object.is_object() && !object.contains("network") && fields.has("network"))
+      object["network"] = link_to_json(m.between_kinds);
+    JsonFields of_kind(object, fmt::format("{}: kinds[{}]", fields.path(), i));
+    HostKind kind = read_kind(of_kind, m.measured_at > 0);
+    kind.label = of_kind.text("kind", kind.cpu);
+    for (const char* key : {"sources", "notes"}) of_kind.ignore(key);
+    of_kind.refuse_others();
+    n_hosts += kind.hosts;
+    if (n_hosts > kMaxHosts)
+      of_kind.refuse("hosts", fmt::format("expected at most {} in all", kMaxHosts));
+    if (i == 0)
+      static_cast<HostKind&>(m) = std::move(kind);
+    else
+      m.other_kinds.push_back(std::move(kind));
+  }
+}
+
+void read_cpu(JsonFields& fields, HostKind& m) {
   m.isa = fields.text("isa");
   constexpr std::array kIsas = {"reference", "avx2", "avx512", "amx"};
   if (std::find(kIsas.begin(), kIsas.end(), m.isa) == kIsas.end())
@@ -120,7 +179,7 @@ PeakRates read_peak(JsonFields fields, bool gpu) {
 }
 
 // Without the list `nodes`, all nodes are identical.
-void read_nodes(JsonFields& fields, Machine& m) {
+void read_nodes(JsonFields& fields, HostKind& m) {
   m.sockets = fields.integer("sockets", 1, kMaxNodes, 1);
   const int n = fields.integer("numa_nodes", 1, kMaxNodes);
   const int cores = fields.integer("cores", n, kMaxCores);
@@ -175,7 +234,7 @@ EfficiencyCurve read_curve(JsonFields& fields, const std::string& key) {
   return curve;
 }
 
-void read_curves(JsonFields fields, Machine& m) {
+void read_curves(JsonFields fields, HostKind& m) {
   const auto add = [&](JsonFields& from, const std::string& key, const char* work,
                        const char* format) {
     if (!from.has(key)) return;
@@ -194,12 +253,12 @@ void read_curves(JsonFields fields, Machine& m) {
   fields.refuse_others();
 }
 
-void read_gpus(JsonFields& fields, Machine& m) {
+void read_gpus(JsonFields& fields, HostKind& m, bool measured) {
   if (!fields.has("gpus")) return;
   const auto& list = fields.list("gpus", kMaxGpus);
   for (size_t i = 0; i < list.size(); ++i) {
     JsonFields gpu(list[i], fmt::format("{}: gpus[{}]", fields.path(), i));
-    if (m.measured_at > 0 && !gpu.has("read_bytes_per_second")) {
+    if (measured && !gpu.has("read_bytes_per_second")) {
       ++m.n_unmeasured_gpus;
       continue;
     }
@@ -215,9 +274,9 @@ void read_gpus(JsonFields& fields, Machine& m) {
           .datasheet_bf16_ops_per_second =
               gpu.positive("datasheet_bf16_ops_per_second", kMaxRate, 0)};
     gpu.refuse_others();
-    if (m.measured_at == 0 && g.h2d_pageable_bytes_per_second > kRounding * g.h2d_bytes_per_second)
+    if (!measured && g.h2d_pageable_bytes_per_second > kRounding * g.h2d_bytes_per_second)
       gpu.refuse("h2d_pageable_bytes_per_second", "more than pinned memory: exchange the two");
-    if (m.measured_at == 0 && g.d2h_pageable_bytes_per_second > kRounding * g.d2h_bytes_per_second)
+    if (!measured && g.d2h_pageable_bytes_per_second > kRounding * g.d2h_bytes_per_second)
       gpu.refuse("d2h_pageable_bytes_per_second", "more than pinned memory: exchange the two");
     if (!m.gpus.empty() && (m.gpus[0].name != g.name || m.gpus[0].memory_bytes != g.memory_bytes))
       gpu.refuse("name", fmt::format("the GPUs of a host must be alike and the first is {}: "
@@ -240,15 +299,15 @@ Link read_link(JsonFields& fields, const std::string& key) {
 
 // Rates measured on a busy machine may contradict each other, so only described ones are checked
 // against each other.
-void require_consistent(const Machine& m, const std::string& source) {
+void require_consistent(const HostKind& m, bool measured, const std::string& source) {
   const double all = m.read_bytes_per_second();
   require(m.sockets <= static_cast<int>(m.nodes.size()),
           "{}: sockets is {} with {} numa_nodes: a socket is at least one node", source, m.sockets,
           m.nodes.size());
-  require(m.measured_at > 0 || m.one_thread_read_bytes_per_second <= kRounding * all,
+  require(measured || m.one_thread_read_bytes_per_second <= kRounding * all,
           "{}: read_bytes_per_second: one_thread is {:g}, more than all with {:g}: correct one",
           source, m.one_thread_read_bytes_per_second, all);
-  require(m.measured_at > 0 || m.cross_read_bytes_per_second <= kRounding * all,
+  require(measured || m.cross_read_bytes_per_second <= kRounding * all,
           "{}: read_bytes_per_second: cross is {:g}, more than all with {:g}: correct one", source,
           m.cross_read_bytes_per_second, all);
   require(m.gpus.size() <= 1 || m.gpu_link.bytes_per_second > 0,

@@ -10,6 +10,7 @@
 #include "comm/hosts.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
+#include "model/batch.h"
 
 namespace tandem {
 namespace {
@@ -17,13 +18,17 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxBytes = 256 << 20;  // of a call
+constexpr int kMostRequestRows = 8192;    // a prompt's chunk
 
 void check_comm(const BenchOptions& o) {
-  require(o.ranks, "bench comm measures several ranks: give --ranks 2, or start it with mpirun");
   for (const int64_t n : o.bytes)
     require(n >= 1 && n <= kMaxBytes, "--bytes {}: must be between 1 and {}", n, kMaxBytes);
   require(!o.as_network || !o.out.empty(), "--as-network: there is no --out to write to");
-  if (o.out.empty() || o.as_network) return;
+  require(o.ranks || (o.bytes.empty() && !o.as_network),
+          "bench comm: {} is about several ranks: give --ranks 2, or start it with mpirun",
+          o.as_network ? "--as-network" : "--bytes");
+  require_list("--tokens", o.tokens, o.ranks ? kMaxStepTokens : kMostRequestRows);
+  if (!o.ranks || o.out.empty() || o.as_network) return;
   const std::vector<int> hosts = hosts_of_ranks(o.ranks->group);
   require(*std::max_element(hosts.begin(), hosts.end()) > 0,
           "--out {}: all ranks are on one host, whose memory is no network: start ranks on several "
@@ -73,7 +78,21 @@ void bench_network(const BenchInput& bench, const OnRow& on_row) {
   });
 }
 
+// One process alone: what a request to a worker costs.
+void bench_alone(const BenchInput& bench, const OnRow& on_row) {
+  const std::string& out = bench.options.out;
+  std::string machine;
+  if (!out.empty()) {
+    machine = machine_text(bench.options);
+    with_request_seconds(machine, out, 1e-6);
+    AtomicFile probe(out);
+  }
+  const double seconds = bench_requests(bench, on_row);
+  if (!out.empty()) write_new_file(out, with_request_seconds(machine, out, seconds));
+}
+
 void bench_comm(const BenchInput& input, const OnRow& on_row) {
+  if (!input.options.ranks) return bench_alone(input, on_row);
   BenchInput bench = input;
   BenchOptions& o = bench.options;
   if (o.bytes.empty()) o.bytes = {1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20};
@@ -85,13 +104,16 @@ void bench_comm(const BenchInput& input, const OnRow& on_row) {
 }
 
 std::string header(const Json& row) {
+  const int n_ranks = row["ranks"];
+  const char* const raw = n_ranks > 1 ? "MPI" : "TCP";
   return fmt::format(
-      "{} ranks, beside {}\n\n"
-      "| operation            | tokens | there, back |       KB |        us |   GB/s |    MPI us | "
-      "over MPI |\n"
+      "{}, beside {}\n\n"
+      "| operation            | tokens | there, back |       KB |        us |   GB/s |    {} us | "
+      "over {} |\n"
       "|:---------------------|-------:|:------------|---------:|----------:|-------:|----------:|"
       "---------:|\n",
-      row["ranks"].get<int>(), row["mpi"].get<std::string>());
+      n_ranks > 1 ? fmt::format("{} ranks", n_ranks) : "a backbone and a worker on this host",
+      row["mpi"].get<std::string>(), raw, raw);
 }
 
 std::string text(const Json& row) {
@@ -111,12 +133,17 @@ std::string text(const Json& row) {
 
 Json comm_row(const BenchRanks& ranks, const std::string& operation, int64_t bytes,
               const ComparedSeconds& seconds) {
+  return comm_row(ranks.group.size(), ranks.raw.name(), operation, bytes, seconds);
+}
+
+Json comm_row(int n_ranks, const std::string& raw, const std::string& operation, int64_t bytes,
+              const ComparedSeconds& seconds) {
   std::optional<double> rate;
   if (bytes > 0) rate = static_cast<double>(bytes) / seconds.own;
   return {{"bench", "comm"},
           {"operation", operation},
-          {"ranks", ranks.group.size()},
-          {"mpi", ranks.raw.name()},
+          {"ranks", n_ranks},
+          {"mpi", raw},
           {"bytes", bytes},
           {"seconds", seconds.own},
           {"bytes_per_second", or_null(rate)},
@@ -127,8 +154,11 @@ Json comm_row(const BenchRanks& ranks, const std::string& operation, int64_t byt
 Benchmark comm_benchmark() {
   using enum BenchFlag;
   return {.name = "comm",
-          .help = "what ranks do together, beside MPI's own calls with the same bytes",
+          .help =
+              "what ranks do together, beside MPI's own calls with the same bytes; without "
+              "ranks, requests to a worker beside TCP",
           .examples =
+              "  tandem bench comm\n"
               "  tandem bench comm --ranks 2\n"
               "  mpirun -np 2 --host a,b --map-by node --bind-to none tandem bench comm "
               "--out two_boxes.json\n",

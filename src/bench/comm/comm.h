@@ -21,7 +21,10 @@ struct ComparedSeconds {
 // Alternates between both until each has taken about `seconds`; the same on all ranks.
 ComparedSeconds compare(Group& group, const ComparedCalls& calls, double seconds);
 
-// The fields of a row that all operations have: `bytes` of rank 0, 0: none.
+// The fields of a row that all operations have: `bytes` of rank 0, 0: none; `raw`: the name of what
+// the calls are compared with.
+nlohmann::ordered_json comm_row(int n_ranks, const std::string& raw, const std::string& operation,
+                                int64_t bytes, const ComparedSeconds& seconds);
 nlohmann::ordered_json comm_row(const BenchRanks& ranks, const std::string& operation,
                                 int64_t bytes, const ComparedSeconds& seconds);
 
@@ -32,6 +35,13 @@ void bench_barrier(const BenchRanks& ranks, double seconds, const OnRow& on_row)
 // dispatch() and combine() of every mode for so many tokens a rank, with the model's shapes and
 // random routing. The low-latency mode is left out, with a warning, where ranks share no memory.
 void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row);
+
+// Requests of so many rows to a worker of this host, for each number of `tokens`. Returns the
+// seconds of the shortest.
+double bench_requests(const BenchInput& bench, const OnRow& on_row);
+// A machine file with it. `source`: in messages. Throws Error for one that describes no machine.
+std::string with_request_seconds(const std::string& machine, const std::string& source,
+                                 double seconds);
 
 // What a host sends to all others, and they to it at the same time. The latency is that of a small
 // message of each rank to each rank of other hosts, the rate that of `bytes` of each host without

@@ -71,7 +71,8 @@ std::string with_network(const std::string& machine, const std::string& source, 
                          int n_hosts) {
   machine_from_json(machine, source);
   nlohmann::ordered_json tree = parse_ordered_json(machine, source);
-  if (n_hosts > 1 && tree.value("hosts", 1) == 1) tree["hosts"] = n_hosts;
+  if (n_hosts > 1 && tree.value("hosts", 1) == 1 && !tree.contains("kinds"))
+    tree["hosts"] = n_hosts;
   tree["network"] = {{"bytes_per_second", network.bytes_per_second},
                      {"latency_seconds", network.latency_seconds}};
   std::string text = tree.dump(1) + "\n";

@@ -1,0 +1,205 @@
+#include "offload/plan/roles.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/check.h"
+#include "core/rounding.h"
+#include "model/cost.h"
+#include "offload/plan/layer_time.h"
+#include "offload/plan/placement_json.h"
+
+namespace tandem {
+namespace {
+
+double milli(double seconds) { return seconds * 1e3; }
+
+std::set<int> hosts_of_backbone(const Placement& p) {
+  std::set<int> hosts;
+  for (const Stage& stage : p.stages)
+    for (const DeviceId d : stage.devices) hosts.insert(d.host);
+  return hosts;
+}
+
+std::vector<WorkerRole> workers_of(const Placement& p, const std::set<int>& backbone_hosts) {
+  std::map<int, std::set<int>> experts;  // by host
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups)
+      for (const DeviceId d : group.owners)
+        if (!backbone_hosts.contains(d.host))
+          experts[d.host].insert(group.experts.begin(), group.experts.end());
+  std::vector<WorkerRole> workers;
+  for (const auto& [host, all] : experts) workers.push_back({host, {all.begin(), all.end()}});
+  return workers;
+}
+
+// The backbone's hosts without the others.
+Machine alone(const Machine& machine, const std::set<int>& backbone_hosts) {
+  Machine m = machine;
+  static_cast<HostKind&>(m) = machine.host(*backbone_hosts.begin());
+  m.hosts = static_cast<int>(backbone_hosts.size());
+  m.other_kinds.clear();
+  return m;
+}
+
+double decode_seconds(const PlanRequest& r, const Machine& machine, const Placement& p, int n) {
+  Workload w = r.workload;
+  w.concurrency = n;
+  return predict({r.config, machine, w, r.routing}, p).decode.step_seconds;
+}
+
+// By powers of two.
+int least_that_pays(const PlanRequest& r, const Placement& p, const Machine& machine_alone,
+                    const Placement& placement_alone) {
+  for (int n = 1; n <= kMostSequences; n *= 2)
+    if (decode_seconds(r, r.machine, p, n) < decode_seconds(r, machine_alone, placement_alone, n))
+      return n;
+  return 0;
+}
+
+// The least number of workers of the kind that has most of them whose round trips take longer than
+// the experts: each has an even part of the experts.
+void size_workers(const PlanRequest& r, const Placement& p, Roles& roles) {
+  const Machine& m = r.machine;
+  std::map<int, int> n_of_kind;
+  for (const WorkerRole& worker : roles.workers) ++n_of_kind[m.kind_of(worker.host)];
+  roles.kind =
+      std::max_element(n_of_kind.begin(), n_of_kind.end(), [](const auto& a, const auto& b) {
+        return a.second < b.second;
+      })->first;
+  const DeviceId first = {m.first_host_of(roles.kind), -1};
+  roles.one_expert_seconds =
+      one_expert_read_seconds(r.config, rates_of(m, first, p.numa_columns).read_bytes_per_second);
+  const WeightFormat format = p.layers[0].groups[0].format;
+  const auto waits = [&](int n) {
+    Machine more = m;
+    more.of_kind(roles.kind).hosts = std::max(n + 1, m.of_kind(roles.kind).hosts);
+    Placement with = p;
+    ExpertHosts hosts;
+    const int host = more.first_host_of(roles.kind);
+    // Hosts of later kinds, and the backbone's, have other numbers in `more`.
+    const auto moved = [&](int old) {
+      return old + more.first_host_of(m.kind_of(old)) - m.first_host_of(m.kind_of(old));
+    };
+    for (Stage& stage : with.stages)
+      for (DeviceId& d : stage.devices) d.host = moved(d.host);
+    const std::set<int> taken = hosts_of_backbone(with);
+    for (int h = host; std::ssize(hosts.devices) < n; ++h) {
+      if (taken.contains(h)) continue;
+      if (h >= host + more.of_kind(roles.kind).hosts) return true;
+      hosts.devices.push_back({h, -1});
+      hosts.speeds.push_back(1);
+      hosts.slots.push_back(r.config.router.n_experts);
+    }
+    const RoutingStatistics even(r.config);
+    const PlanInput in = {r.config, more, r.workload, even};
+    with.layers = layers_on_hosts(in, hosts, format, 0);
+    const LayerTime t = predict(in, with).decode.moe;
+    return t[Part::kExchange] >= t[Part::kCpuExperts];
+  };
+  const int most = std::min(most_useful_ep(r.config), r.config.router.n_experts);
+  const int least = least_where(1, most + 1, waits);
+  roles.most_workers = least > most ? 0 : least;
+}
+
+std::string name_of_host(const Machine& m, int host) {
+  const std::string& label = m.host(host).label;
+  return label.empty() ? fmt::format("host{}", host) : fmt::format("host{} ({})", host, label);
+}
+
+}  // namespace
+
+std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Prediction& now) {
+  if (!has_workers(p)) return {};
+  const std::set<int> backbone = hosts_of_backbone(p);
+  Roles roles;
+  roles.backbone_hosts.assign(backbone.begin(), backbone.end());
+  roles.workers = workers_of(p, backbone);
+  roles.request_is_measured = r.machine.request_seconds > 0;
+  const double request = roles.request_is_measured ? r.machine.request_seconds : kRequestSeconds;
+  roles.request_seconds = requests_seconds(request, static_cast<int>(roles.workers.size()));
+  roles.round_trip_seconds = now.decode.moe[Part::kExchange];
+  roles.expert_seconds = now.decode.moe[Part::kCpuExperts];
+  const Machine without = alone(r.machine, backbone);
+  try {
+    const Plan plan = tandem::plan({r.model_name, r.config, without, r.workload, r.routing});
+    roles.alone = plan.prediction;
+    roles.pays_from = least_that_pays(r, p, without, plan.placement);
+  } catch (const Error&) {  // it does not fit
+    roles.alone.reset();
+  }
+  size_workers(r, p, roles);
+  return roles;
+}
+
+std::vector<std::string> roles_in_words(const PlanRequest& r, const Roles& roles,
+                                        const Prediction& now) {
+  const Machine& m = r.machine;
+  std::vector<std::string> words;
+  std::string text =
+      fmt::format("roles: {}{} the backbone", name_of_host(m, roles.backbone_hosts.front()),
+                  roles.backbone_hosts.size() > 1
+                      ? fmt::format(" and {} more have", roles.backbone_hosts.size() - 1)
+                      : " has");
+  for (const WorkerRole& worker : roles.workers)
+    text += fmt::format("; {} is a worker with {} experts", name_of_host(m, worker.host),
+                        worker.experts.size());
+  words.push_back(text);
+  words.push_back(fmt::format(
+      "requests to {} worker(s) take {:.3f} ms a layer, of which {:.3f} ms are the cost of {} "
+      "requests{}; the experts take {:.3f} ms",
+      roles.workers.size(), milli(roles.round_trip_seconds), milli(roles.request_seconds),
+      roles.workers.size(),
+      roles.request_is_measured ? " (measured)"
+                                : " (assumed: `tandem bench comm --out` measures it)",
+      milli(roles.expert_seconds)));
+  if (!roles.alone)
+    words.push_back(fmt::format(
+        "without workers the model does not fit {}",
+        roles.backbone_hosts.size() > 1 ? "the backbone's hosts" : "the backbone's host"));
+  else if (roles.pays_from > 0)
+    words.push_back(fmt::format(
+        "workers pay from {} sequence(s) on: {:.2f} ms a step of {}, {:.2f} without them",
+        roles.pays_from, milli(now.decode.step_seconds), r.workload.concurrency,
+        milli(roles.alone->decode.step_seconds)));
+  else
+    words.push_back(
+        fmt::format("workers do not make decoding faster with up to {} sequences", kMostSequences));
+  words.push_back(fmt::format(
+      "no number of workers is faster than reading one expert, {:.1f} us, and a round trip; {}",
+      roles.one_expert_seconds * 1e6,
+      roles.most_workers > 0
+          ? fmt::format("from {} hosts like {} on round trips take longer than experts",
+                        roles.most_workers, name_of_host(m, roles.workers[0].host))
+          : fmt::format("up to {} workers, experts take longer than round trips",
+                        r.config.router.n_experts)));
+  return words;
+}
+
+std::vector<std::string> commands_of(const PlanRequest& r, const Roles& roles, const Placement& p) {
+  constexpr int kPort = 9000;
+  const WeightFormat format = p.layers[0].groups[0].format;
+  const std::string kept = format == stored_expert_format(r.config)
+                               ? ""
+                               : fmt::format(" --format {}", format_name(format));
+  std::vector<std::string> commands, addresses;
+  for (const WorkerRole& worker : roles.workers) {
+    addresses.push_back(fmt::format("host{}:{}", worker.host, kPort));
+    commands.push_back(fmt::format(
+        "host{}: tandem worker {} --experts {}{} --listen {} "
+        "--worker-secret KEY",
+        worker.host, r.model_name, ranges_text(worker.experts), kept, addresses.back()));
+  }
+  const bool on_gpu = !p.stages[0].devices[0].is_cpu();
+  commands.push_back(fmt::format(
+      "host{}: tandem serve {} --workers {}{}{} --ctx {} --worker-secret KEY",
+      roles.backbone_hosts.front(), r.model_name, fmt::join(addresses, ","),
+      on_gpu ? " --device cuda" : " --device cpu",
+      kept.empty() ? "" : fmt::format(" --experts {}", format_name(format)), r.workload.context));
+  return commands;
+}
+
+}  // namespace tandem

@@ -1,0 +1,53 @@
+// Placements whose experts are computed by workers, which are hosts without a part of the backbone:
+// who is what, what the requests cost, and from which batch on workers pay. Pure.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "offload/plan/plan.h"
+
+namespace tandem {
+
+struct WorkerRole {
+  int host;
+  std::vector<int> experts;  // of any layer, ascending: a worker has the same ones of every layer
+};
+
+struct Roles {
+  std::vector<int> backbone_hosts;
+  std::vector<WorkerRole> workers;  // by host
+
+  // Of a decode step's MoE layer.
+  double request_seconds = 0;  // of all requests, without rows and the network's latency
+  double round_trip_seconds = 0;
+  double expert_seconds = 0;  // of the CPUs' experts
+  bool request_is_measured = false;
+
+  // The plan for the backbone's hosts alone; empty if the model does not fit them.
+  std::optional<Prediction> alone;
+  // The fewest sequences from which a decode step is faster than alone, ignoring memory for their
+  // caches; 0: none up to kMostSequences.
+  int pays_from = 0;
+
+  // More workers than this wait longer for round trips than for experts; 0: no number up to
+  // most_useful_ep() does. `kind` is the kind of hosts that is repeated.
+  int most_workers = 0;
+  int kind = 0;
+  double one_expert_seconds = 0;  // reading one, the bound of any number of workers
+};
+
+constexpr int kMostSequences = 4096;
+
+// Empty unless the placement has workers.
+std::optional<Roles> roles_of(const PlanRequest& request, const Placement& placement,
+                              const Prediction& prediction);
+
+std::vector<std::string> roles_in_words(const PlanRequest& request, const Roles& roles,
+                                        const Prediction& prediction);
+
+// How to start them: `tandem worker` for each worker's host, then `tandem serve`.
+std::vector<std::string> commands_of(const PlanRequest& request, const Roles& roles,
+                                     const Placement& placement);
+
+}  // namespace tandem
