@@ -12,6 +12,7 @@
 #include "comm/alone.h"
 #include "comm/hosts.h"
 #include "comm/local_ranks.h"
+#include "io/json.h"
 #include "io/machine_json.h"
 #include "offload/ranks/row_format.h"
 #include "tests/error_of.h"
@@ -212,6 +213,37 @@ TEST(BenchComm, TheNetworkIsBetweenHosts) {
   });
 }
 
+// A request of one row is the shortest, and what the machine's file gets.
+TEST(BenchComm, ARequestToAWorkerBesideTcp) {
+  BenchInput bench;
+  bench.config = small_r1();
+  bench.options.isa = cpu::best_isa();
+  bench.options.seconds = 1e-3;
+  bench.options.tokens = {64, 1};
+  std::vector<Json> rows;
+  const double seconds = bench_requests(bench, [&](const Json& row) { rows.push_back(row); });
+  ASSERT_EQ(rows.size(), 2u);
+  double least = 1;
+  for (const Json& row : rows) {
+    EXPECT_EQ(row["operation"], "request to a worker");
+    const int n = row["tokens"];
+    const int64_t back = int64_t{n} * bench.config.dim * 4;
+    EXPECT_GT(row["bytes"], back + back / 2) << "BF16 rows, experts and weights";
+    EXPECT_LT(row["bytes"], 2 * back + 64);
+    EXPECT_GT(row["raw_seconds"].get<double>(), 1e-7);
+    least = std::min(least, row["seconds"].get<double>());
+  }
+  EXPECT_EQ(seconds, least);
+  const std::string file = with_request_seconds(
+      read_text_file(TANDEM_SOURCE_DIR "/machines/8xh20-32x4090.json", 1 << 20), "m.json", 3e-5);
+  const Machine m = machine_from_json(file, "m.json");
+  EXPECT_EQ(m.request_seconds, 3e-5);
+  EXPECT_EQ(m.n_hosts(), 33);
+  EXPECT_TRUE(says(error_of([] { with_request_seconds("{}", "m.json", 1e-5); }), "m.json"));
+  const std::string kinds = with_network(file, "m.json", {5e9, 1e-6}, 3);
+  EXPECT_EQ(machine_from_json(kinds, "m.json").between_kinds.bytes_per_second, 5e9);
+}
+
 TEST(BenchComm, AMachineFileGetsTheNetwork) {
   const std::string described = R"({"cpu": "x", "isa": "avx2", "sockets": 1, "numa_nodes": 1,
       "cores": 4, "memory_bytes": 64000000000, "sources": {"cpu": "a shop"},
@@ -266,7 +298,9 @@ TEST(BenchOverlap, MeasuresStepsInMicroBatches) {
 
 TEST(BenchComm, NeedsRanks) {
   EXPECT_TRUE(says(error_of([] { checked_input(overlap_benchmark(), {}); }), "--ranks 2"));
-  EXPECT_TRUE(says(error_of([] { checked_input(comm_benchmark(), {}); }), "--ranks 2"));
+  EXPECT_EQ(error_of([] { checked_input(comm_benchmark(), {}); }), "no error") << "requests alone";
+  EXPECT_TRUE(says(error_of([] { checked_input(comm_benchmark(), {.bytes = {64}}); }),
+                   "--bytes is about several ranks: give --ranks 2"));
   run_local_ranks({2}, [](Group& group) {
     GroupAsMpi mpi(group);
     const BenchRanks ranks{group, mpi};

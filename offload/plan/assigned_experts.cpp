@@ -176,7 +176,10 @@ std::optional<PlacedBalance> balance_of(const PlanInput& in, const Placement& p)
     }
     std::sort(devices.begin(), devices.end());
     devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-    const auto is_other_kind = [&](DeviceId d) { return d.is_cpu() != devices[0].is_cpu(); };
+    const auto is_other_kind = [&](DeviceId d) {
+      return d.is_cpu() != devices[0].is_cpu() ||
+             in.machine.kind_of(d.host) != in.machine.kind_of(devices[0].host);
+    };
     if (devices.size() < 2 || std::any_of(devices.begin(), devices.end(), is_other_kind)) return {};
     for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
       for (const int e : group.experts)

@@ -50,7 +50,8 @@ class AssignedExperts {
 };
 
 // How even the experts of a placement are on its ranks, and how even they could be: the means of
-// the layers' balancedness. Even routing and placements on one rank have none.
+// the layers' balancedness. Even routing, placements on one rank, and devices that are not alike
+// have none.
 struct PlacedBalance {
   double placed, own, eplb;         // eplb: 0 where its sizes do not divide
   int n_by_eplb = 0, n_layers = 0;  // layers in which EPLB's assignment is the more even one
