@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
+#include "model/cost.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement_json.h"
@@ -41,12 +43,13 @@ std::vector<int> range(int first, int end) {
 }
 
 // R1's backbone on host 0's GPU, and these owners of experts in every layer.
-Placement with_owners(std::vector<std::pair<std::vector<int>, std::vector<DeviceId>>> owners) {
+using Owners = std::vector<std::pair<std::vector<int>, std::vector<DeviceId>>>;
+Placement with_owners(const Owners& owners) {
   Placement p = r1_with_experts_on_the_cpu();
   p.kv_tokens = 8192;
   p.layers[0].groups.clear();
-  for (auto& [experts, devices] : owners)
-    p.layers[0].groups.push_back({std::move(experts), kInFp8, std::move(devices)});
+  for (const auto& [experts, devices] : owners)
+    p.layers[0].groups.push_back({experts, kInFp8, devices});
   return p;
 }
 
