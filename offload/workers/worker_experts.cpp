@@ -285,16 +285,19 @@ void WorkerExperts::await(const Work& work) {
   seconds_waited_ += seconds_since(begin);
 }
 
-// Throws StepFailed if the part has had no owner for longer than that.
+// Throws StepFailed if the part has had no owner for longer than that, and no standby has got on
+// with loading it.
 void WorkerExperts::require_patience(const ShardPart& part) {
   Clock::time_point since = workers_[part.shard->owners.front()].down_since();
   for (const int worker : part.shard->owners) {
     if (workers_[worker].is_up()) return;
     since = std::max(since, workers_[worker].down_since());
   }
+  since = std::max(since, workers_.got_on(*part.shard));
   if (Clock::now() - since < p_.patience) return;
-  fail(fmt::format("experts {} have had no worker for {:g} s: {}: start one of them again",
-                   text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part)));
+  fail(fmt::format("experts {} have had no worker for {:g} s: {}{}: start one of them again",
+                   text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part),
+                   workers_.text_of_standbys(*part.shard)));
 }
 
 std::string WorkerExperts::owners_of(const ShardPart& part) const {
