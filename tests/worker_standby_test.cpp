@@ -250,7 +250,11 @@ TEST(WorkerStandby, AnIdleBackboneAsksToo) {
   Backbone backbone(local, addresses);
   first.reset();
   backbone.await(0, false);
-  backbone.pool().update_workers(addresses);
+  for (int i = 0; i < 2000 && !backbone.status(1).is_loading; ++i) {
+    backbone.pool().update_workers(addresses);
+    if (backbone.status(1).n_experts > 0) break;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
   await_loaded(backbone, addresses[1], 8);
   expect_right_sums(local, backbone, 1);
 }
@@ -369,7 +373,27 @@ TEST(WorkerStandby, AStandbyThatIsStartedAgainLoadsAgain) {
   EXPECT_EQ(backbone.status(1).n_failures, 0);
 }
 
-// One that is lost while another loads what it has is not a worker of other experts.
+// A connection that is closed and made again is no reason to load anything.
+TEST(WorkerStandby, IsNotAskedWhereTheWorkerIsBackAtOnce) {
+  Local local;
+  Lines warnings;
+  WorkerThread worker(served(kServedModel, "auto")), standby(standby_with_room());
+  FaultyWorker between(worker.address());
+  Backbone backbone(local, {between.address(), standby.address()}, {.warnings = &warnings});
+  between.set(FaultyWorker::Fault::kCloses);
+  std::thread heal([&] {
+    for (int i = 0; i < 2000 && between.n_faults() == 0; ++i)
+      std::this_thread::sleep_for(milliseconds(1));
+    between.set(FaultyWorker::Fault::kNone);
+  });
+  for (int i = 0; i < 3; ++i) expect_right_sums(local, backbone, i);
+  heal.join();
+  EXPECT_GT(backbone.status(0).n_failures, 0);
+  EXPECT_EQ(warnings.count("the standby"), 0);
+  EXPECT_EQ(backbone.status(1).n_experts, 0);
+}
+
+// A standby that was cut off is not a worker of other experts than before.
 TEST(WorkerStandby, ReconnectsWithWhatItHas) {
   Local local;
   auto first = std::make_unique<WorkerThread>(served(kServedModel, "auto"));

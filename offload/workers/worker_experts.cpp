@@ -14,6 +14,12 @@ constexpr int kMostLost = 6;
 // Answers that the buffers of the sockets may not hold.
 constexpr int64_t kMuchBytes = 1 << 18;
 
+// A connection that a failed step has closed is there again after less.
+Clock::duration grace_of(std::chrono::duration<double> patience) {
+  return std::chrono::duration_cast<Clock::duration>(
+      std::min(std::chrono::duration<double>(1), patience / 2));
+}
+
 }  // namespace
 
 WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
@@ -23,7 +29,8 @@ WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
              .dim = static_cast<int32_t>(parts.config.dim),
              .max_rows = parts.max_tokens},
       waiter_(parts.transport.waiter()),
-      workers_({parts.transport, *waiter_, needs_of(parts.welcomes, parts.max_tokens), parts.warn},
+      workers_({parts.transport, *waiter_, needs_of(parts.welcomes, parts.max_tokens), parts.warn,
+                grace_of(parts.patience)},
                std::move(links), parts.welcomes),
       row_type_(workers_.row_type()),
       uses_(workers_.size()),

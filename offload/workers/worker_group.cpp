@@ -129,13 +129,14 @@ void WorkerGroup::ask_standbys() {
   }
 }
 
-// Those without an owner that is up and listed.
+// Those without an owner that is listed, and is up or was until a moment ago.
 std::vector<int> WorkerGroup::lost_shards(const std::vector<WorkerLink*>& all) const {
   std::vector<int> lost;
   for (size_t s = 0; s < p_.needs.shards.size(); ++s) {
     if (p_.needs.shards[s].owners.empty()) continue;
     const bool has_owner = std::any_of(all.begin(), all.end(), [&](const WorkerLink* link) {
-      return link->is_known() && link->is_up() && !kept_.contains(link->address()) &&
+      return link->is_known() && !kept_.contains(link->address()) &&
+             (link->is_up() || Clock::now() - link->down_since() < p_.grace) &&
              owns(link->welcome(), p_.needs, s);
     });
     if (!has_owner) lost.push_back(static_cast<int>(s));

@@ -21,6 +21,8 @@ class WorkerGroup {
     MessageWaiter& changed;  // is woken when a worker is up
     WorkerNeeds needs;
     std::function<void(const std::string&)> warn;  // called with one line
+    // How long a worker may be down before a standby loads what it has: it may be back at once.
+    Clock::duration grace;
   };
   // Keeps the links [workers] of the start, which must answer `welcomes`.
   WorkerGroup(Parts parts, std::vector<std::unique_ptr<WorkerLink>> links,

@@ -171,7 +171,8 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
 void WorkerLink::require_expected(const WorkerWelcome& welcome) const {
   if (!is_known_) return require_fits_(welcome);
   WorkerWelcome same = welcome;
-  if (is_standby_) same.experts = expected_.experts;
+  if (is_standby_ && same.experts.size() == expected_.experts.size())
+    same.experts = expected_.experts;
   require(same == expected_,
           "it has another model, other experts or other kernels than before: start it as it was");
 }
