@@ -18,6 +18,7 @@ WorkerWelcome welcome() {
           .dim = 7168,
           .max_rows = 512,
           .takes_bf16 = true,
+          .is_standby = true,
           .experts = {true, false, true},
           .arithmetic = "kernels avx2"};
 }
@@ -55,6 +56,47 @@ TEST(ExpertMessages, ATextFromAPeerIsPrintable) {
   EXPECT_EQ(welcome_from(bytes_of(rude)).arithmetic, "a??[31m?");
 }
 
+TEST(ExpertMessages, ALoadArrives) {
+  const std::vector<bool> experts = {false, true, true, false};
+  std::vector<std::byte> body = bytes_of_load(experts);
+  EXPECT_EQ(load_from(body, 4), experts);
+  EXPECT_THROW(load_from(body, 3), ProtocolError);
+  EXPECT_THROW(load_from(body, 5), ProtocolError);
+  EXPECT_THROW(load_from(bytes_of_load({false, false}), 2), ProtocolError) << "none is wanted";
+  EXPECT_THROW(load_from({}, 0), ProtocolError);
+  body[3] = std::byte{2};
+  EXPECT_THROW(load_from(body, 4), ProtocolError);
+}
+
+TEST(ExpertMessages, AnAnswerToALoadArrives) {
+  using State = LoadAnswer::State;
+  for (const LoadAnswer& answer : {LoadAnswer{State::kLoading, 5, 7, ""},
+                                   {State::kLoaded, 7, 7, ""},
+                                   {State::kRefused, 0, 0, "too little memory"}}) {
+    std::vector<std::byte> body = bytes_of(answer);
+    EXPECT_EQ(load_answer_from(body), answer);
+    for (size_t n = 0; n < body.size(); ++n)
+      EXPECT_THROW(load_answer_from(std::span(body).first(n)), ProtocolError) << n;
+    body.push_back(std::byte{0});
+    EXPECT_THROW(load_answer_from(body), ProtocolError);
+  }
+  const LoadAnswer rude = {State::kRefused, 0, 0, "a\n" + std::string(3000, 'b')};
+  EXPECT_EQ(load_answer_from(bytes_of(rude)).why, "a?" + std::string(998, 'b'));
+  EXPECT_LE(bytes_of(rude).size(), kMostLoadAnswerBytes);
+}
+
+TEST(ExpertMessages, AWrongAnswerToALoadIsRefused) {
+  using State = LoadAnswer::State;
+  for (const LoadAnswer& wrong :
+       {LoadAnswer{State{3}, 0, 0, ""}, {State::kLoading, 8, 7, ""}, {State::kLoading, -1, 7, ""}})
+    EXPECT_THROW(load_answer_from(bytes_of(wrong)), ProtocolError) << wrong.bytes_done;
+  std::vector<std::byte> body = bytes_of(LoadAnswer{State::kRefused, 0, 0, "no"});
+  for (const uint32_t n : {0u, 1u, 3u, 0x7fffffffu, 0xffffffffu}) {
+    std::memcpy(body.data() + sizeof(State), &n, sizeof n);
+    EXPECT_THROW(load_answer_from(body), ProtocolError) << n;
+  }
+}
+
 TEST(ExpertMessages, ASetupIsChecked) {
   const auto with = [](WorkerSetup setup) {
     return worker_setup_from(std::as_bytes(std::span(&setup, 1)), 512);
@@ -73,8 +115,8 @@ TEST(ExpertMessages, VersionsAndSecretsMustAgree) {
         [&] { require_same_protocol(mine, theirs, "the worker a:1", "--worker-secret"); });
   };
   EXPECT_EQ(refusal({}, {}), "no error");
-  EXPECT_TRUE(says(refusal({}, {.version = 2}),
-                   "the worker a:1 speaks version 2 of the protocol, and this program version 1"));
+  EXPECT_TRUE(says(refusal({}, {.version = 3}),
+                   "the worker a:1 speaks version 3 of the protocol, and this program version 2"));
   EXPECT_TRUE(
       says(refusal({}, {.has_secret = 1}), "the worker a:1 has a secret, and this program"));
   EXPECT_TRUE(says(refusal({.has_secret = 1}, {}), "the worker a:1 has no secret, and this"));

@@ -216,6 +216,47 @@ class OneOwner(unittest.TestCase):
         self.assertEqual(worker.stop(), 0)
 
 
+class Standby(unittest.TestCase):
+    """The only owner of some experts is lost, and a standby loads them."""
+
+    def test_no_answer_is_lost(self):
+        for fault in ("kill", "stop", "goodbye"):
+            with self.subTest(fault):
+                worker, other, standby = Worker("0-7"), Worker("8-11"), Worker("standby")
+                server = server_of([worker, other, standby], "--worker-deadline", "400", "--worker-patience", "30")
+                self.assertEqual([metric_of(server, "standby", one) for one in (worker, other, standby)], [0, 0, 1])
+                self.assertEqual([metric_of(server, "experts", one) for one in (worker, other, standby)], [8, 4, 0])
+                want = {question: text_of(server, question) for question in QUESTIONS}
+                streams = Streams(server, 8)
+                streams.wait_for_more()
+                if fault == "kill":
+                    worker.kill()
+                elif fault == "stop":
+                    worker.send(signal.SIGSTOP)
+                else:
+                    self.assertEqual(worker.stop(), 0)
+                wait_for(lambda: metric_of(server, "experts", standby) == 8, "the standby has loaded")
+                streams.wait_for_more()
+                self.assertEqual(metric_of(server, "loading", standby), 0)
+                self.assertGreater(metric_of(server, "requests_total", standby), 0)
+                said = f"experts 0-7 have no worker that is up: the standby {standby.address} loads them"
+                self.assertEqual(sum(said in line for line in server.lines), 1)
+                if fault == "stop":
+                    worker.send(signal.SIGCONT)
+                else:
+                    worker.start()
+                wait_for(lambda: is_up(server, worker), "the worker is back")
+                requests = metric_of(server, "requests_total", worker)
+                wait_for(lambda: metric_of(server, "requests_total", worker) > requests, "the worker is used again")
+                answers = streams.end()
+                for question, errors, text in answers:
+                    self.assertEqual((errors, text), ([], want[question]))
+                print(f"{len(answers)} answers, none lost, when a standby took over ({fault})")
+                self.assertEqual(server.stop(), 0)
+                for one in (worker, other, standby):
+                    self.assertEqual(one.stop(), 0)
+
+
 class ComeAndGo(unittest.TestCase):
     def test_a_list_that_changes(self):
         alone = Server("--threads", "1").wait_ready()
@@ -308,6 +349,10 @@ class Commands(unittest.TestCase):
         self.assertIn(f"the worker {worker.address} has another model than {TINY}",
                       self.refused(*same, "--workers", worker.address))
         self.assertEqual(worker.stop(), 0)
+        for model, said in ((OTHER_MODEL, "has another model than"), (TINY, "all workers are standbys, which only take over")):
+            standby = Worker("standby", model=model)
+            self.assertIn(said, self.refused(*same, "--workers", standby.address))
+            self.assertEqual(standby.stop(), 0)
         self.assertIn("does not answer: Connection refused",
                       self.refused(*same, "--workers", worker.address, "--worker-patience", "0.2", status=1))
         self.assertIn("an address is HOST:PORT", self.refused(*same, "--workers", "nonsense"))
@@ -325,6 +370,7 @@ class Commands(unittest.TestCase):
         for arguments, said in (
                 (["--experts", "0-16"], "--experts 0-16: the model has experts 0 to 15"),
                 (["--experts", "int4"], "--experts int4: name experts such as 0-127"),
+                (["--experts", "standby,3"], "--experts standby,3: name experts such as 0-127"),
                 (["--listen", "0.0.0.0:0"], "other machines can connect to it: give the worker and its backbones the same --worker-secret FILE"),
                 (["--listen", "127.0.0.1"], "an address is HOST:PORT"),
                 (["--chunk", "0"], "--chunk 0: must be between"),

@@ -122,6 +122,7 @@ class ExpertServer::Peer final : public MessageSink {
         if (header.kind == MessageKind::kRequest &&
             header.n_bytes <= static_cast<uint64_t>(next().body.bytes()))
           return next().body.span().first(header.n_bytes);
+        if (header.kind == MessageKind::kLoad && header.n_bytes == load_.size()) return load_;
         [[fallthrough]];
       default:
         throw ProtocolError("an unexpected message");
@@ -135,12 +136,15 @@ class ExpertServer::Peer final : public MessageSink {
       case Stage::kSetup:
         return take_setup();
       default:
-        return take_request(header);
+        if (header.kind == MessageKind::kLoad)
+          server_.loads_->ask(slot_, load_from(load_, load_.size()));
+        else
+          take_request(header);
     }
   }
 
   void go_on() {
-    handshake_.arrived(*connection_, server_.welcome_);
+    handshake_.arrived(*connection_, server_.welcome_bytes_);
     last_sent_ = Clock::now();
     if (handshake_.is_accepted()) stage_ = Stage::kSetup;
     if (!handshake_.is_refused()) return;
@@ -154,6 +158,7 @@ class ExpertServer::Peer final : public MessageSink {
       held.body = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
       held.answer = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
     }
+    if (server_.loads_->is_standby()) load_.resize(server_.loads_->experts().size());
     stage_ = Stage::kServing;
     slot_ = static_cast<int>(std::find(server_.slots_.begin(), server_.slots_.end(), nullptr) -
                              server_.slots_.begin());
@@ -168,10 +173,10 @@ class ExpertServer::Peer final : public MessageSink {
   void take_request(const MessageHeader& header) {
     Held& held = next();
     held.request = request_from(held.body.span().first(header.n_bytes), server_.shape_,
-                                server_.has_experts_, server_.served_->welcome.experts);
+                                server_.has_experts_, server_.loads_->experts());
     const RequestHead& head = held.request.head;
     if (head.n_rows > static_cast<int32_t>(setup_.max_rows) ||
-        (head.type == RowType::kBf16 && !server_.served_->welcome.takes_bf16))
+        (head.type == RowType::kBf16 && !server_.welcome_.takes_bf16))
       throw ProtocolError("a request that the setup did not announce");
     held.number = header.number;
     if (n_queued_++ == 0) enqueue(!server_.was_busy_);
@@ -179,7 +184,19 @@ class ExpertServer::Peer final : public MessageSink {
   }
 
   void beat() {
+    if (is_served() && connection_->is_sent()) tell_of_load();
     if (Clock::now() >= next_beat()) send(MessageKind::kBeat, 0, {});
+  }
+
+  // The progress of a load replaces beats, and its end is told at once.
+  void tell_of_load() {
+    const std::optional<LoadAnswer> answer = server_.loads_->answer(slot_);
+    if (!answer) return;
+    const bool has_ended = answer->state != LoadAnswer::State::kLoading;
+    if (!has_ended && Clock::now() < next_beat()) return;
+    load_answer_ = bytes_of(*answer);
+    send(MessageKind::kLoading, 0, load_answer_);
+    if (has_ended) server_.loads_->told(slot_);
   }
 
   void send(MessageKind kind, uint64_t number, MessageBytes body) {
@@ -196,6 +213,8 @@ class ExpertServer::Peer final : public MessageSink {
   ServerHandshake handshake_;
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
+  std::vector<std::byte> load_;         // [n_experts] what it asks for; empty: it may not
+  std::vector<std::byte> load_answer_;  // that is sent
   std::array<Held, kMostRequests> held_;
   int first_ = 0;         // of held_, with the first queued request
   int n_queued_ = 0;      // requests that wait or are computed, from first_ on
@@ -227,7 +246,9 @@ ExpertServer::~ExpertServer() {
 void ExpertServer::run(const ServedExperts& served) {
   const ModelConfig& c = served.config;
   std::unique_lock lock(connections_);
-  welcome_ = bytes_of(served.welcome);
+  welcome_ = served.welcome;
+  welcome_bytes_ = bytes_of(welcome_);
+  loads_.emplace(welcome_.experts, served.loader);
   shape_ = {.n_active = c.router.n_active,
             .dim = static_cast<int32_t>(c.dim),
             .max_rows = served.welcome.max_rows};
@@ -243,6 +264,10 @@ void ExpertServer::run(const ServedExperts& served) {
   served_ = &served;
   while (serve_connections() || batcher_->has_requests()) {
     was_busy_ = false;
+    if (loads_->has_ended()) {
+      finish_load();
+      continue;  // who waits for it is told
+    }
     const bool may_wait = leave_by_ == Clock::time_point();
     const RequestBatcher::Choice& next = batcher_->choose(Clock::now(), may_wait);
     if (next.peers.empty())
@@ -381,6 +406,7 @@ bool ExpertServer::serve_connections() {
   }
   if (listener_) accept();
   progress_peers();
+  if (leave_by_ == Clock::time_point()) loads_->begin_next();
   return leave_by_ == Clock::time_point() || (!peers_.empty() && Clock::now() < leave_by_);
 }
 
@@ -404,10 +430,20 @@ void ExpertServer::progress_peers() {
 void ExpertServer::release(Peer& peer) {
   if (peer.slot() < 0) return;
   batcher_->left(peer.slot());
+  loads_->left(peer.slot());
   slots_[peer.slot()] = nullptr;
   const Counts all = counts();
   options_.note(fmt::format("a backbone has left; {} of {} batches had rows of several backbones",
                             all.n_shared, all.n_batches));
+}
+
+// Nothing is computed. Who asked for the experts is told next, others when they connect or ask.
+void ExpertServer::finish_load() {
+  options_.note(loads_->finish());
+  welcome_.experts = loads_->experts();
+  // A welcome that is being sent changes only from one valid answer to the other.
+  const std::vector<std::byte> bytes = bytes_of(welcome_);
+  std::copy(bytes.begin(), bytes.end(), welcome_bytes_.begin());
 }
 
 // Backbones that are not served yet are not told, and cannot connect again.

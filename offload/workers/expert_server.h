@@ -19,7 +19,9 @@
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
 #include "model/config.h"
+#include "offload/workers/expert_loader.h"
 #include "offload/workers/request_batcher.h"
+#include "offload/workers/standby_loads.h"
 #include "ops/expert_pool.h"
 #include "transport/expert_messages.h"
 #include "transport/transport.h"
@@ -32,7 +34,8 @@ struct ServedExperts {
   const cpu::KernelTable& kernels;
   ExpertPool& experts;
   Team& team;
-  WorkerWelcome welcome;
+  WorkerWelcome welcome;           // with the experts that are there from the start
+  ExpertLoader* loader = nullptr;  // not null: a standby
 };
 
 class ExpertServer {
@@ -42,7 +45,7 @@ class ExpertServer {
     Secret secret = {};
     // Called at least every 100 ms; once it has returned true, the server ends as by end().
     std::function<bool()> is_asked_to_end = [] { return false; };
-    // Called with one line when a backbone connects or leaves.
+    // Called with one line when a backbone connects or leaves, and when experts were loaded.
     std::function<void(const std::string&)> note = [](const std::string&) {};
     std::chrono::duration<double> drain{30};  // for backbones to take their answers and leave
   };
@@ -91,6 +94,7 @@ class ExpertServer {
   void add_experts(int layer, int64_t n_rows, const void* x, const ExpertRequest& routing,
                    float* sums);
   void release(Peer& peer);
+  void finish_load();
 
   const Options options_;
   std::unique_ptr<MessageListener> listener_;
@@ -100,7 +104,9 @@ class ExpertServer {
 
   std::mutex connections_;  // guards what follows
   const ServedExperts* served_ = nullptr;
-  std::vector<std::byte> welcome_;
+  WorkerWelcome welcome_;
+  std::vector<std::byte> welcome_bytes_;
+  std::optional<StandbyLoads> loads_;
   RequestShape shape_{};
   std::vector<bool> has_experts_;  // [layers]
   std::vector<std::unique_ptr<Peer>> peers_;

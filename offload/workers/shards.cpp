@@ -37,6 +37,13 @@ std::vector<Shard> shards_of(const std::vector<std::vector<bool>>& owned, int n_
   return shards;
 }
 
+std::vector<int> listed(const std::vector<bool>& experts) {
+  std::vector<int> numbers;
+  for (size_t e = 0; e < experts.size(); ++e)
+    if (experts[e]) numbers.push_back(static_cast<int>(e));
+  return numbers;
+}
+
 std::string text_of_experts(const std::vector<int>& experts) {
   std::string text;
   for (size_t i = 0; i < experts.size();) {

@@ -17,6 +17,9 @@ struct Shard {
 // order of their first expert. owned: [workers][n_experts].
 std::vector<Shard> shards_of(const std::vector<std::vector<bool>>& owned, int n_experts);
 
+// The numbers of those that are true, ascending.
+std::vector<int> listed(const std::vector<bool>& experts);
+
 // "0-3,8" for {0, 1, 2, 3, 8}; the inverse throws Error, naming `option`, for text that is no list
 // of numbers and ranges below n_experts. "auto" is all experts.
 std::string text_of_experts(const std::vector<int>& experts);

@@ -14,6 +14,12 @@ constexpr int kMostLost = 6;
 // Answers that the buffers of the sockets may not hold.
 constexpr int64_t kMuchBytes = 1 << 18;
 
+// A connection that a failed step has closed is there again after less.
+Clock::duration grace_of(std::chrono::duration<double> patience) {
+  return std::chrono::duration_cast<Clock::duration>(
+      std::min(std::chrono::duration<double>(1), patience / 2));
+}
+
 }  // namespace
 
 WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
@@ -23,7 +29,8 @@ WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
              .dim = static_cast<int32_t>(parts.config.dim),
              .max_rows = parts.max_tokens},
       waiter_(parts.transport.waiter()),
-      workers_({parts.transport, *waiter_, needs_of(parts.welcomes, parts.max_tokens), parts.warn},
+      workers_({parts.transport, *waiter_, needs_of(parts.welcomes, parts.max_tokens), parts.warn,
+                grace_of(parts.patience)},
                std::move(links), parts.welcomes),
       row_type_(workers_.row_type()),
       uses_(workers_.size()),
@@ -285,16 +292,19 @@ void WorkerExperts::await(const Work& work) {
   seconds_waited_ += seconds_since(begin);
 }
 
-// Throws StepFailed if the part has had no owner for longer than that.
+// Throws StepFailed if the part has had no owner for longer than that, and no standby has got on
+// with loading it.
 void WorkerExperts::require_patience(const ShardPart& part) {
   Clock::time_point since = workers_[part.shard->owners.front()].down_since();
   for (const int worker : part.shard->owners) {
     if (workers_[worker].is_up()) return;
     since = std::max(since, workers_[worker].down_since());
   }
+  since = std::max(since, workers_.got_on(*part.shard));
   if (Clock::now() - since < p_.patience) return;
-  fail(fmt::format("experts {} have had no worker for {:g} s: {}: start one of them again",
-                   text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part)));
+  fail(fmt::format("experts {} have had no worker for {:g} s: {}{}: start one of them again",
+                   text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part),
+                   workers_.text_of_standbys(*part.shard)));
 }
 
 std::string WorkerExperts::owners_of(const ShardPart& part) const {

@@ -7,13 +7,6 @@
 namespace tandem {
 namespace {
 
-std::vector<int> experts_of(const WorkerWelcome& worker) {
-  std::vector<int> experts;
-  for (size_t e = 0; e < worker.experts.size(); ++e)
-    if (worker.experts[e]) experts.push_back(static_cast<int>(e));
-  return experts;
-}
-
 // "0-3 and 4-7": the shards that workers have.
 std::string text_of_shards(const std::vector<Shard>& shards) {
   std::string text;
@@ -23,9 +16,10 @@ std::string text_of_shards(const std::vector<Shard>& shards) {
   return text;
 }
 
-void require_whole_shards(const WorkerWelcome& worker, const std::vector<Shard>& shards) {
+void require_whole_shards(const WorkerWelcome& worker, const WorkerNeeds& needs) {
   bool has_any = false;
-  for (const Shard& shard : shards) {
+  for (size_t s = 0; s < needs.shards.size(); ++s) {
+    const Shard& shard = needs.shards[s];
     if (shard.owners.empty()) continue;
     const auto n = std::count_if(shard.experts.begin(), shard.experts.end(),
                                  [&](int expert) { return worker.experts[expert]; });
@@ -34,13 +28,32 @@ void require_whole_shards(const WorkerWelcome& worker, const std::vector<Shard>&
             "it has experts {}, and {} of them only in part: answers keep their bits where workers "
             "have whole shards, which are {}: start it with --experts of one or several of them, "
             "or start this program again",
-            text_of_experts(experts_of(worker)), text_of_experts(shard.experts),
-            text_of_shards(shards));
+            text_of_experts(listed(worker.experts)), text_of_experts(shard.experts),
+            text_of_shards(needs.shards));
+    require(n == 0 || may_own(worker, needs, s),
+            "it would compute other sums of experts {} than the workers that have them (\"{}\" "
+            "and \"{}\"): start it with the same --isa, --format and --threads",
+            text_of_experts(shard.experts), worker.arithmetic, needs.arithmetic[s]);
   }
   require(has_any,
           "it has experts {}, and workers are asked for {}: start it with --experts of these, or "
           "start this program again",
-          text_of_experts(experts_of(worker)), text_of_shards(shards));
+          text_of_experts(listed(worker.experts)), text_of_shards(needs.shards));
+}
+
+// A standby, which takes over whole shards and may have others in part.
+void require_some_arithmetic(const WorkerWelcome& worker, const WorkerNeeds& needs) {
+  std::string others;
+  for (size_t s = 0; s < needs.shards.size(); ++s) {
+    if (may_own(worker, needs, s)) return;
+    if (needs.shards[s].owners.empty()) continue;
+    others += fmt::format("{}experts {}: \"{}\"", others.empty() ? "" : ", ",
+                          text_of_experts(needs.shards[s].experts), needs.arithmetic[s]);
+  }
+  fail(
+      "it is a standby that would compute other sums (\"{}\") than all workers ({}): start it with "
+      "the same --isa, --format and --threads",
+      worker.arithmetic, others);
 }
 
 }  // namespace
@@ -70,8 +83,14 @@ bool has_model(const WorkerWelcome& worker, const WorkerWelcome& model) {
          worker.experts.size() == model.experts.size();
 }
 
-bool owns(const WorkerWelcome& worker, const Shard& shard) {
-  return worker.experts[shard.experts.front()];
+bool may_own(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard) {
+  return !needs.shards[shard].owners.empty() && worker.arithmetic == needs.arithmetic[shard];
+}
+
+bool owns(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard) {
+  const std::vector<int>& experts = needs.shards[shard].experts;
+  return may_own(worker, needs, shard) &&
+         std::all_of(experts.begin(), experts.end(), [&](int e) { return worker.experts[e]; });
 }
 
 void require_fits(const WorkerWelcome& worker, const WorkerNeeds& needs) {
@@ -80,13 +99,10 @@ void require_fits(const WorkerWelcome& worker, const WorkerNeeds& needs) {
   require(worker.max_rows >= needs.max_rows,
           "a step has up to {} tokens, and it takes {} rows: start it with --chunk {}",
           needs.max_rows, worker.max_rows, needs.max_rows);
-  require_whole_shards(worker, needs.shards);
-  for (size_t s = 0; s < needs.shards.size(); ++s)
-    require(needs.shards[s].owners.empty() || !owns(worker, needs.shards[s]) ||
-                worker.arithmetic == needs.arithmetic[s],
-            "it would compute other sums of experts {} than the workers that have them (\"{}\" "
-            "and \"{}\"): start it with the same --isa, --format and --threads",
-            text_of_experts(needs.shards[s].experts), worker.arithmetic, needs.arithmetic[s]);
+  if (worker.is_standby)
+    require_some_arithmetic(worker, needs);
+  else
+    require_whole_shards(worker, needs);
   require(needs.rows == RowType::kF32 || worker.takes_bf16,
           "other workers take rows of BF16, and it does not: start it with the same --isa");
 }

@@ -1,6 +1,7 @@
 // Whether a worker that comes while a backbone computes can be used. The bits of a text must not
 // depend on who answers, so it has the backbone's model, computes as other owners of its experts
-// do, and has each shard whole or not at all.
+// do, and has each shard whole or not at all. A standby takes over shards whose owners compute as
+// it does.
 #pragma once
 #include <string>
 #include <vector>
@@ -23,8 +24,10 @@ WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int max_rows);
 
 // Whether both are of the same checkpoint.
 bool has_model(const WorkerWelcome& worker, const WorkerWelcome& model);
-// Whether the worker has the experts of a shard, of one that require_fits() takes.
-bool owns(const WorkerWelcome& worker, const Shard& shard);
+// Whether the worker would compute what the owners of a shard do; false for the backbone's own.
+bool may_own(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard);
+// Whether it has all experts of the shard too.
+bool owns(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard);
 // Throws Error that says what does not fit. Experts that the backbone has itself do not count.
 void require_fits(const WorkerWelcome& worker, const WorkerNeeds& needs);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "offload/workers/standby_choice.h"
 
 namespace tandem {
 namespace {
@@ -48,6 +49,7 @@ void WorkerGroup::update(const std::vector<std::string>& listed) {
   }
   for (WorkerLink* const link : present())
     if (link->is_known() && !is_in(listed, link->address())) leave_unless_needed(*link);
+  ask_standbys();
 }
 
 // The links that are not left.
@@ -82,15 +84,90 @@ void WorkerGroup::leave_unless_needed(WorkerLink& link) {
 std::vector<int> WorkerGroup::experts_of_no_other(const WorkerLink& link) const {
   const std::vector<WorkerLink*> all = present();
   std::vector<int> experts;
-  for (const Shard& shard : p_.needs.shards) {
-    if (shard.owners.empty() || !owns(link.welcome(), shard)) continue;
+  for (size_t s = 0; s < p_.needs.shards.size(); ++s) {
+    const Shard& shard = p_.needs.shards[s];
+    if (!owns(link.welcome(), p_.needs, s)) continue;
     const bool has_other = std::any_of(all.begin(), all.end(), [&](const WorkerLink* other) {
-      return other != &link && other->is_known() && other->is_up() && owns(other->welcome(), shard);
+      return other != &link && other->is_known() && other->is_up() &&
+             owns(other->welcome(), p_.needs, s);
     });
     if (!has_other) experts.insert(experts.end(), shard.experts.begin(), shard.experts.end());
   }
   std::sort(experts.begin(), experts.end());
   return experts;
+}
+
+// One that is lost, and one that is needed although it is not listed, are replaced as soon as a
+// standby has loaded their experts. A standby keeps them when they are back.
+void WorkerGroup::ask_standbys() {
+  const std::vector<WorkerLink*> all = present();
+  std::vector<WorkerLink*> standbys;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(standbys),
+               [](const WorkerLink* link) { return link->is_known() && link->is_standby(); });
+  if (standbys.empty()) return;
+  const std::vector<int> lost = lost_shards(all);
+  if (lost.empty()) return;
+  std::vector<StandbyState> states;
+  for (const WorkerLink* const standby : standbys) {
+    const WorkerLink::Load load = standby->load();
+    StandbyState& state = states.emplace_back();
+    state.takes_orders = standby->is_up() && !load.is_under_way;
+    for (size_t s = 0; s < shards_.size(); ++s) {
+      const int first = p_.needs.shards[s].experts.front();
+      state.loads.push_back(load.is_under_way && load.experts[first]);
+      state.may_load.push_back(may_own(standby->welcome(), p_.needs, s) &&
+                               !owns(standby->welcome(), p_.needs, s) && !load.refused[first]);
+    }
+  }
+  for (const auto& [shard, standby] : standby_orders(lost, states)) {
+    const std::vector<int>& experts = p_.needs.shards[shard].experts;
+    std::vector<bool> wanted(p_.needs.model.experts.size());
+    for (const int expert : experts) wanted[expert] = true;
+    p_.warn(fmt::format("experts {} have no worker that is up: the standby {} loads them",
+                        text_of_experts(experts), standbys[standby]->address()));
+    standbys[standby]->ask_to_load(wanted);
+  }
+}
+
+// Those without an owner that is listed, and is up or was until a moment ago.
+std::vector<int> WorkerGroup::lost_shards(const std::vector<WorkerLink*>& all) const {
+  std::vector<int> lost;
+  for (size_t s = 0; s < p_.needs.shards.size(); ++s) {
+    if (p_.needs.shards[s].owners.empty()) continue;
+    const bool has_owner = std::any_of(all.begin(), all.end(), [&](const WorkerLink* link) {
+      return link->is_known() && !kept_.contains(link->address()) &&
+             (link->is_up() || Clock::now() - link->down_since() < p_.grace) &&
+             owns(link->welcome(), p_.needs, s);
+    });
+    if (!has_owner) lost.push_back(static_cast<int>(s));
+  }
+  return lost;
+}
+
+Clock::time_point WorkerGroup::got_on(const Shard& shard) const {
+  const std::lock_guard lock(mutex_);
+  Clock::time_point latest{};
+  for (const WorkerLink* const link : present()) {
+    const WorkerLink::Load load = link->load();
+    if (!load.experts.empty() && load.experts[shard.experts.front()])
+      latest = std::max(latest, load.got_on);
+  }
+  return latest;
+}
+
+std::string WorkerGroup::text_of_standbys(const Shard& shard) const {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  for (const WorkerLink* const link : present()) {
+    const WorkerLink::Load load = link->load();
+    const int first = shard.experts.front();
+    if (load.experts.empty() || !load.experts[first] || link->welcome().experts[first]) continue;
+    text += fmt::format(", standby {} ({})", link->address(),
+                        !load.why.empty() ? load.why
+                        : link->is_up()   ? "it loads them"
+                                          : link->why_down());
+  }
+  return text;
 }
 
 bool WorkerGroup::is_up(const std::string& address) const {
@@ -108,6 +185,7 @@ std::vector<WorkerStatus> WorkerGroup::status() const {
 
 bool WorkerGroup::take_in() {
   const std::lock_guard lock(mutex_);
+  ask_standbys();
   return take_in_newcomers();
 }
 
@@ -123,17 +201,19 @@ void WorkerGroup::begin_step() {
 bool WorkerGroup::take_in_newcomers() {
   const int n_before = size();
   move_links(newcomers_, links_, [](const WorkerLink& link) { return link.is_known(); });
-  if (size() == n_before) return false;
-  set_owners();
-  return true;
+  bool any = size() != n_before;
+  for (const auto& link : links_) any |= link->take_growth();
+  if (any) set_owners();
+  return any;
 }
 
 void WorkerGroup::set_owners() {
-  for (Shard& shard : shards_) {
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    Shard& shard = shards_[s];
     if (shard.owners.empty()) continue;  // the backbone has its experts
     shard.owners.clear();
     for (int w = 0; w < size(); ++w)
-      if (owns(links_[w]->welcome(), shard)) shard.owners.push_back(w);
+      if (owns(links_[w]->welcome(), p_.needs, s)) shard.owners.push_back(w);
     check(!shard.owners.empty(), "an owner of every shard");
   }
 }

@@ -1,6 +1,7 @@
 // The workers of a backbone: links to those that are listed, and which of them own which shard. The
 // list may change while answers are computed: a worker that comes is one more owner of shards that
-// there are, and one that is not listed any more is left once others own what it has.
+// there are, and one that is not listed any more is left once others own what it has. A standby is
+// asked to load a shard whose owners are all lost, and is one of its owners from then on.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -20,6 +21,8 @@ class WorkerGroup {
     MessageWaiter& changed;  // is woken when a worker is up
     WorkerNeeds needs;
     std::function<void(const std::string&)> warn;  // called with one line
+    // How long a worker may be down before a standby loads what it has: it may be back at once.
+    Clock::duration grace;
   };
   // Keeps the links [workers] of the start, which must answer `welcomes`.
   WorkerGroup(Parts parts, std::vector<std::unique_ptr<WorkerLink>> links,
@@ -27,17 +30,23 @@ class WorkerGroup {
 
   // Thread-safe. Connects to workers of the list that there is no link to, and leaves those that
   // are not listed, except the last owner of a shard that is up. Called again from time to time
-  // with the same list, it leaves that one when another is up. One thread calls it.
+  // with the same list, it leaves that one when another is up, and asks standbys to load what is
+  // lost while no step waits for it. One thread calls it.
   void update(const std::vector<std::string>& listed);
   // Thread-safe.
   bool is_up(const std::string& address) const;
   std::vector<WorkerStatus> status() const;
 
   // What follows is for the thread that computes steps; the others change none of it.
-  // Workers that have come get the next numbers, also in the middle of a step. Returns whether
-  // there are any.
+  // For a step that waits: asks standbys to load what is lost. Workers that have come get the next
+  // numbers, and standbys own what they have loaded, also in the middle of a step. Returns whether
+  // anything has changed.
   bool take_in();
-  // The same between steps. Forgets workers that were left, so that others get their numbers.
+  // The latest time at which a standby that was asked for the shard got on with it; 0: none was.
+  Clock::time_point got_on(const Shard& shard) const;
+  // ", standby HOST:PORT (why)" for each that was asked for the shard and has not loaded it.
+  std::string text_of_standbys(const Shard& shard) const;
+  // Between steps: takes in, and forgets workers that were left, so that others get their numbers.
   void begin_step();
   int size() const { return static_cast<int>(links_.size()); }
   WorkerLink& operator[](int worker) const { return *links_[worker]; }
@@ -50,6 +59,8 @@ class WorkerGroup {
   WorkerLink* link_to(const std::string& address) const;
   void leave_unless_needed(WorkerLink& link);
   std::vector<int> experts_of_no_other(const WorkerLink& link) const;
+  void ask_standbys();
+  std::vector<int> lost_shards(const std::vector<WorkerLink*>& all) const;
   bool take_in_newcomers();
   void set_owners();
 

@@ -1,5 +1,9 @@
 #include "offload/workers/worker_link.h"
 
+#include <algorithm>
+#include <utility>
+
+#include "offload/workers/shards.h"
 #include "transport/handshake.h"
 
 namespace tandem {
@@ -24,6 +28,11 @@ class WorkerLink::Receiver final : public MessageSink {
   std::span<std::byte> place(const MessageHeader& header) override {
     if (header.kind == MessageKind::kAnswer && answers_)
       return answers_->place_of_answer(header.number, header.n_bytes);
+    if (header.kind == MessageKind::kLoading && link_.is_standby() &&
+        header.n_bytes <= kMostLoadAnswerBytes) {
+      link_.load_answer_.resize(header.n_bytes);
+      return link_.load_answer_;
+    }
     const bool is_known = header.kind == MessageKind::kBeat || header.kind == MessageKind::kGoodbye;
     if (!is_known || header.n_bytes != 0)
       throw ProtocolError(fmt::format("an unexpected message of kind {} and {} bytes",
@@ -31,10 +40,11 @@ class WorkerLink::Receiver final : public MessageSink {
     return {};
   }
   void arrived(const MessageHeader& header) override {
-    if (header.kind == MessageKind::kGoodbye && link_.state_ == State::kUp) {
-      link_.down_since_ = Clock::now();
+    if (header.kind == MessageKind::kGoodbye && link_.state_ != State::kLeaving) {
+      if (link_.state_ == State::kUp) link_.down_since_ = Clock::now();
       link_.state_ = State::kLeaving;
     }
+    if (header.kind == MessageKind::kLoading) link_.load_answered();
     if (header.kind != MessageKind::kAnswer) return;
     --link_.n_requests_;
     answers_->answered(header.number);
@@ -64,6 +74,7 @@ WorkerWelcome WorkerLink::ask() {
 
 void WorkerLink::keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed) {
   expected_ = expected;
+  is_standby_ = expected.is_standby;
   is_known_ = true;
   begin(max_rows, changed);
 }
@@ -113,18 +124,7 @@ void WorkerLink::connect_again() {
                                .max_rows = static_cast<uint32_t>(max_rows_)};
     handshake.send(MessageKind::kSetup, std::as_bytes(std::span(&setup, 1)));
     handshake.receive(MessageKind::kReady, 0);
-    std::unique_ptr<MessageConnection> connection = handshake.take();
-    if (!is_known_) expected_ = welcome;
-    is_known_ = true;
-    {
-      const std::lock_guard lock(in_use_);
-      connection_ = std::move(connection);
-      n_requests_ = 0;
-      heard_ = Clock::now();
-      state_ = State::kUp;
-    }
-    changed_->wake();
-    options_.note(fmt::format("worker {} is up", options_.address));
+    connected(welcome, handshake.take());
   } catch (const Error& error) {
     const std::lock_guard lock(mutex_);
     if (why_down_ != error.what())
@@ -134,9 +134,46 @@ void WorkerLink::connect_again() {
   }
 }
 
+// A standby that was started again has lost what it had loaded, and loads it before it is up.
+void WorkerLink::connected(const WorkerWelcome& welcome,
+                           std::unique_ptr<MessageConnection> connection) {
+  std::vector<bool> lacking;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_known_) expected_ = welcome;
+    lacking = expected_.experts;
+    for (size_t e = 0; e < lacking.size(); ++e) {
+      if (welcome.experts[e]) lacking[e] = false;
+      expected_.experts[e] = expected_.experts[e] || welcome.experts[e];
+    }
+    load_.refused.assign(lacking.size(), false);
+    load_.why.clear();
+  }
+  const bool has_all = std::find(lacking.begin(), lacking.end(), true) == lacking.end();
+  is_standby_ = welcome.is_standby;
+  has_grown_ = is_known_.exchange(true) && is_standby_;
+  {
+    const std::lock_guard lock(in_use_);
+    connection_ = std::move(connection);
+    n_requests_ = 0;
+    heard_ = Clock::now();
+    state_ = has_all ? State::kUp : State::kLacking;
+  }
+  if (!has_all) {
+    const std::lock_guard lock(mutex_);
+    why_down_ = fmt::format("it loads experts {} again", text_of_experts(listed(lacking)));
+    return order(lacking);
+  }
+  changed_->wake();
+  options_.note(fmt::format("worker {} is up", options_.address));
+}
+
 void WorkerLink::require_expected(const WorkerWelcome& welcome) const {
   if (!is_known_) return require_fits_(welcome);
-  require(welcome == expected_,
+  WorkerWelcome same = welcome;
+  if (is_standby_ && same.experts.size() == expected_.experts.size())
+    same.experts = expected_.experts;
+  require(same == expected_,
           "it has another model, other experts or other kernels than before: start it as it was");
 }
 
@@ -152,6 +189,7 @@ void WorkerLink::listen() {
     void answered(uint64_t) override {}
   } nothing;
   try {
+    send_order();
     Receiver receiver(*this, &nothing);
     if (connection_->progress(receiver)) heard_ = Clock::now();
     if (state_ == State::kLeaving) return lose("it has said goodbye", false);
@@ -170,8 +208,9 @@ void WorkerLink::lose(const std::string& why, bool is_failure) {
   {
     const std::lock_guard lock(mutex_);
     why_down_ = why;
+    load_.is_under_way = is_ordered_ = false;
+    state_ = State::kDown;
   }
-  state_ = State::kDown;
   options_.note(fmt::format("worker {} is down: {}", options_.address, why));
 }
 
@@ -180,10 +219,75 @@ std::string WorkerLink::why_down() const {
   return why_down_;
 }
 
+WorkerWelcome WorkerLink::welcome() const {
+  const std::lock_guard lock(mutex_);
+  return expected_;
+}
+
+WorkerLink::Load WorkerLink::load() const {
+  const std::lock_guard lock(mutex_);
+  return load_;
+}
+
+void WorkerLink::ask_to_load(const std::vector<bool>& experts) {
+  const std::lock_guard lock(mutex_);
+  if (is_up() && !load_.is_under_way) order(experts);
+}
+
+// With the mutex.
+void WorkerLink::order(const std::vector<bool>& experts) {
+  load_.is_under_way = is_ordered_ = true;
+  load_.experts = experts;
+  load_.why.clear();
+  load_.answer = {};
+  load_.got_on = Clock::now();
+}
+
+// Who uses the connection sends what another thread has asked for.
+void WorkerLink::send_order() {
+  if (!is_standby_ || !connection_->is_sent()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(is_ordered_, false)) return;
+    order_ = bytes_of_load(load_.experts);
+  }
+  const MessageBytes body = order_;
+  connection_->send(MessageKind::kLoad, 0, std::span(&body, 1));
+}
+
+void WorkerLink::load_answered() {
+  const LoadAnswer answer = load_answer_from(load_answer_);
+  std::string said;
+  {
+    const std::lock_guard lock(mutex_);
+    require_protocol(load_.is_under_way && !is_ordered_, "an answer to a load that was not asked");
+    if (answer != load_.answer) load_.got_on = Clock::now();
+    load_.answer = answer;
+    if (answer.state == LoadAnswer::State::kLoading) return;
+    load_.is_under_way = false;
+    load_.why = answer.why;
+    const bool is_loaded = answer.state == LoadAnswer::State::kLoaded;
+    std::vector<bool>& experts = is_loaded ? expected_.experts : load_.refused;
+    for (size_t e = 0; e < experts.size(); ++e) experts[e] = experts[e] || load_.experts[e];
+    said = fmt::format("worker {} {} experts {}{}", options_.address,
+                       is_loaded ? "has loaded" : "does not load",
+                       text_of_experts(listed(load_.experts)), is_loaded ? "" : ": " + answer.why);
+    if (state_ == State::kLacking) why_down_ = answer.why;
+    if (state_ == State::kLacking && is_loaded) state_ = State::kUp;
+    if (is_loaded) has_grown_ = true;
+  }
+  changed_->wake();
+  options_.note(said);
+}
+
 WorkerStatus WorkerLink::status() const {
+  const std::lock_guard lock(mutex_);
   return {.address = options_.address,
           .is_up = is_up(),
           .has_joined = is_known_ && require_fits_,
+          .is_standby = is_standby_,
+          .n_experts = std::ssize(listed(expected_.experts)),
+          .is_loading = load_.is_under_way,
           .n_requests = n_all_requests_,
           .n_failures = n_failures_,
           .seconds = seconds_};
@@ -212,6 +316,7 @@ bool WorkerLink::request(uint64_t number, std::span<const MessageBytes> body) {
 
 bool WorkerLink::progress(AnswerSink& sink) {
   try {
+    send_order();
     Receiver receiver(*this, &sink);
     if (connection_->progress(receiver)) heard_ = Clock::now();
     if (n_requests_ == 0 || Clock::now() - heard_ <= options_.deadline) return true;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/clock.h"
 #include "ops/expert_pool.h"
@@ -61,7 +62,24 @@ class WorkerLink {
   std::chrono::milliseconds deadline() const { return options_.deadline; }
   // Thread-safe. Whether it is known what the worker has: false before a newcomer fits.
   bool is_known() const { return is_known_; }
-  const WorkerWelcome& welcome() const { return expected_; }  // of a known worker
+  // Of a known worker, thread-safe. A standby has more experts from time to time, and none less: it
+  // is down while it does not have all that it had.
+  WorkerWelcome welcome() const;
+  bool is_standby() const { return is_standby_; }
+  // Thread-safe. Whether the worker has more experts than at the last call.
+  bool take_growth() { return has_grown_.exchange(false); }
+  // Thread-safe. Asks a standby that is up to load experts [n_experts] beside those that it has,
+  // unless it has not answered yet. Its answer is in load().
+  void ask_to_load(const std::vector<bool>& experts);
+  struct Load {
+    bool is_under_way = false;       // it was asked and has not answered
+    std::vector<bool> experts = {};  // [n_experts] that it was asked for last
+    std::vector<bool> refused = {};  // [n_experts] that it has refused since it is connected
+    std::string why = {};            // it has refused the last ones
+    LoadAnswer answer = {};          // the last one
+    Clock::time_point got_on = {};   // when it was asked, or the answer last changed
+  };
+  Load load() const;  // thread-safe
   // Thread-safe. The worker gets no request from now on, and the connection is closed once those
   // under way are answered.
   void leave() { leaves_ = true; }
@@ -90,21 +108,25 @@ class WorkerLink {
   void add_round_trip(double seconds) { seconds_ = seconds_ + seconds; }
 
  private:
-  enum class State : uint8_t { kDown, kUp, kLeaving };
+  // kLacking: a standby is connected and loads again what it had.
+  enum class State : uint8_t { kDown, kLacking, kUp, kLeaving };
   class Receiver;
 
   void begin(int max_rows, MessageWaiter& changed);
   void run();
   void connect_again();
   void require_expected(const WorkerWelcome& welcome) const;
+  void connected(const WorkerWelcome& welcome, std::unique_ptr<MessageConnection> connection);
+  void order(const std::vector<bool>& experts);
+  void send_order();
+  void load_answered();
   void listen();
   void lose(const std::string& why, bool is_failure);
 
   Transport& transport_;
   const WorkerLinkOptions options_;
-  WorkerWelcome expected_;    // once is_known_
   RequireFits require_fits_;  // empty: it was there at the start
-  std::atomic<bool> is_known_{false}, leaves_{false};
+  std::atomic<bool> is_known_{false}, leaves_{false}, is_standby_{false}, has_grown_{false};
   int max_rows_ = 0;
   MessageWaiter* changed_ = nullptr;
 
@@ -112,6 +134,7 @@ class WorkerLink {
   std::unique_ptr<MessageConnection> connection_;
   int n_requests_ = 0;
   Clock::time_point heard_{};
+  std::vector<std::byte> order_, load_answer_;  // bodies that are sent and received
 
   std::atomic<State> state_{State::kDown};
   std::atomic<Clock::time_point> down_since_{Clock::time_point()};
@@ -121,6 +144,9 @@ class WorkerLink {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable stopped_;
   bool stops_ = false, begins_ = false;
+  WorkerWelcome expected_;  // once is_known_
+  Load load_;
+  bool is_ordered_ = false;  // load_ is to be sent
   std::string why_down_ = "it was never connected";
   std::thread thread_;  // the last member: it uses all others
 };

@@ -60,7 +60,7 @@ WorkerList::WorkerList(WorkerListOptions options) : options_(std::move(options))
     entries_ = worker_addresses_from(used_text_, options_.file);
   }
   resolve_names();
-  if (has_names_ || !options_.file.empty()) thread_ = std::thread([this] { run(); });
+  thread_ = std::thread([this] { run(); });
 }
 
 WorkerList::~WorkerList() {
@@ -134,11 +134,9 @@ void WorkerList::resolve_names() {
         before == workers_.end() ? std::vector<std::string>() : before->second;
     try {
       const std::vector<std::string> found = options_.resolve(entry);
-      has_names_ = has_names_ || found != std::vector{entry};
       now = workers_of_name(entry, found, earlier);
       problems_.erase(entry);
     } catch (const Error& error) {
-      has_names_ = true;
       now = earlier.empty() ? std::vector{entry} : earlier;
       if (!earlier.empty()) tell_problem(entry, error.what());
       continue;

@@ -74,7 +74,6 @@ class WorkerList {
   std::vector<std::string> entries_;                         // names and addresses as listed
   std::map<std::string, std::vector<std::string>> workers_;  // [entries_] that they stand for
   std::map<std::string, std::string> problems_;              // that were told, of each source
-  bool has_names_ = false;                                   // some entry is no address of numbers
   std::string seen_text_, used_text_;                        // of the file
 
   std::mutex mutex_;  // guards what follows

@@ -8,6 +8,7 @@
 #include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/typed_options.h"
+#include "core/memory.h"
 #include "io/json.h"
 #include "loader/loaded_experts.h"
 #include "transport/tcp.h"
@@ -59,6 +60,10 @@ int worker_command(const Options& options) {
                         .write_progress = options.model.write_progress,
                         .warn = options.model.warn});
   end_after_signals();
+  if (const StandbyExperts* const standby = loaded.standby())
+    note(fmt::format("standby: {} of {} experts fit the free memory, {:.2f} GB each",
+                     standby->n_fitting(), loaded.served().config.router.n_experts,
+                     gigabytes(standby->expert_bytes())));
   print_now(stdout, "listening on " + with_port(w.listen, server.port()));
   server.run(loaded.served());
   return 0;
@@ -72,7 +77,9 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
       "Examples:\n"
       "  tandem worker ./DeepSeek-R1 --experts 0-127 --listen 10.0.0.2:9000 --worker-secret key\n"
       "  tandem worker ./DeepSeek-R1 --experts 128-255 --listen 10.0.0.3:9000 --worker-secret key\n"
-      "  tandem serve ./DeepSeek-R1 --workers 10.0.0.2:9000,10.0.0.3:9000 --worker-secret key\n"
+      "  tandem worker ./DeepSeek-R1 --experts standby --listen 10.0.0.4:9000 --worker-secret key\n"
+      "  tandem serve ./DeepSeek-R1 --workers 10.0.0.2:9000,10.0.0.3:9000,10.0.0.4:9000 "
+      "--worker-secret key\n"
       "After SIGTERM a worker tells its backbones, answers what it has, and ends.");
   worker->callback([&options, &command] {
     command = worker_command;
@@ -82,7 +89,9 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
   worker->add_option("MODEL", options.model.directory,
                      "Hugging Face model directory; without it, the embedded tiny-r1");
   add_value(*worker, "--experts", w.experts,
-            "experts of every layer that it computes, such as 0-127 or 0-3,8-11; auto: all");
+            "experts of every layer that it computes, such as 0-127 or 0-3,8-11; auto: all; "
+            "standby: none at first, and those whose workers are lost once a backbone asks for "
+            "them");
   add_value(*worker, "--listen", w.listen,
             "HOST:PORT to listen on, which is printed on standard output once the experts are "
             "loaded; port 0: any free port");
@@ -134,7 +143,7 @@ void add_workers(CLI::App& command, WorkerOptions& workers) {
             workers.patience = std::chrono::duration<double>(seconds);
           },
           "seconds that answers wait for experts all of whose workers are down, before they "
-          "fail")
+          "fail; they wait on while a standby gets on with loading them")
       ->default_str(fmt::format("{:g}", workers.patience.count()));
 }
 

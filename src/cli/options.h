@@ -83,7 +83,7 @@ struct ServeOptions : ListenOptions {
 };
 
 struct ExpertWorkerOptions {
-  std::string experts = "auto";  // experts_from_text()
+  std::string experts = "auto";  // experts_from_text(), or "standby"
   std::string listen = "127.0.0.1:9000";
   std::string secret_file;  // empty: none
   std::optional<WeightFormat> format;

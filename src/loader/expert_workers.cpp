@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
 #include <thread>
 
@@ -45,6 +46,19 @@ void require_same_bits(const AskedWorkers& asked) {
             asked.links[a]->address(), asked.links[b]->address(), expert, first.arithmetic,
             second.arithmetic);
     }
+}
+
+// A standby whose sums would be other ones than those of every worker is not what the user means.
+void require_useful_standbys(const AskedWorkers& asked, int max_tokens) {
+  const WorkerNeeds needs = needs_of(asked.welcomes, max_tokens);
+  for (size_t w = 0; w < asked.links.size(); ++w) {
+    if (!asked.welcomes[w].is_standby) continue;
+    try {
+      require_fits(asked.welcomes[w], needs);
+    } catch (const Error& error) {
+      fail("the worker {}: {}", asked.links[w]->address(), error.what());
+    }
+  }
 }
 
 }  // namespace
@@ -104,6 +118,9 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
     asked.links.push_back(std::move(link));
   }
   require_run(!asked.links.empty(), "none of the workers answers: start them");
+  require(std::find(owned.begin(), owned.end(), true) != owned.end(),
+          "all workers are standbys, which only take over the experts of other workers: name those "
+          "too, or leave --workers out");
   require_same_bits(asked);
   asked.experts.resize(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
@@ -119,8 +136,12 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
         "a step has up to {} tokens, and the worker {} takes {} rows: start it with --chunk {}, "
         "or this program with a smaller step",
         of.max_tokens, links[w]->address(), asked.welcomes[w].max_rows, of.max_tokens);
-  std::vector<std::string> addresses;
-  for (const auto& link : links) addresses.push_back(link->address());
+  require_useful_standbys(asked, of.max_tokens);
+  std::vector<std::string> addresses, standbys;
+  for (size_t w = 0; w < links.size(); ++w) {
+    addresses.push_back(links[w]->address());
+    if (asked.welcomes[w].is_standby) standbys.push_back(links[w]->address());
+  }
   auto pool =
       std::make_unique<WorkerExperts>(WorkerExpertsParts{.welcomes = asked.welcomes,
                                                          .transport = *asked.transport,
@@ -140,6 +161,8 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
     of.options.note(fmt::format("experts {}: {}", text_of_experts(shard.experts),
                                 owners.empty() ? "this process" : owners));
   }
+  for (const std::string& standby : standbys)
+    of.options.note(fmt::format("standby {}: loads experts whose workers are lost", standby));
   if (!pool->await_workers())
     of.options.warn("not all workers take requests yet: answers wait for them");
   return pool;

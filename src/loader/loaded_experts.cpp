@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "core/machine_info.h"
+#include "core/memory.h"
 #include "io/json.h"
 #include "loader/model_identity.h"
 #include "loader/model_options.h"
@@ -37,20 +38,28 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
           "{}: the model has no routed experts: there is nothing to "
           "serve",
           options.directory);
-  welcome_.experts = experts_from_text(options.experts, config_.router.n_experts, "--experts");
-  const WeightStore store(options.directory);
-  ModelWeights stored = stored_weights(store, config_);
+  welcome_.is_standby = options.experts == kStandby;
+  welcome_.experts = welcome_.is_standby ? std::vector<bool>(config_.router.n_experts)
+                                         : experts_from_text(options.experts,
+                                                             config_.router.n_experts, "--experts");
+  checkpoint_.store = std::make_unique<WeightStore>(options.directory);
+  const WeightStore& store = *checkpoint_.store;
+  checkpoint_.stored = stored_weights(store, config_);
   const LoadPlan plan = {
-      .layout = {kernels_, layout(options, stored)},
+      .layout = {kernels_, layout(options)},
       .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
       .cache_use = options.cache_use,
       .n_threads = topology_.n_cores(),
       .progress = options.progress,
       .write_progress = options.write_progress,
       .warn = options.warn};
-  LoadedWeights loaded = load_weights(store, stored, config_, plan, home_);
-  weights_ = std::move(loaded.weights);
-  report_ = loaded.report;
+  if (welcome_.is_standby) {
+    prepare_standby(options, plan);
+  } else {
+    LoadedWeights loaded = load_weights(store, checkpoint_.stored, config_, plan, home_);
+    weights_ = std::move(loaded.weights);
+    report_ = loaded.report;
+  }
   team_ = std::make_unique<Team>(topology_);
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, options.max_rows, *team_);
   watch_ = std::make_unique<ProgressWatch>([this] { return team_->progress(); }, kItemPatience,
@@ -60,13 +69,31 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
   welcome_.n_active = config_.router.n_active;
   welcome_.dim = static_cast<int32_t>(config_.dim);
   welcome_.max_rows = options.max_rows;
-  welcome_.takes_bf16 = takes_bf16(*experts_, config_);
+  welcome_.takes_bf16 = takes_bf16(kernels_, checkpoint_.stored, plan.layout.experts, config_);
   welcome_.arithmetic = arithmetic_text(kernels_, plan.layout.experts, weights_, config_);
+  if (!standby_) checkpoint_ = {};
+}
+
+// Throws Error where not even one expert fits, which would be of no use.
+void LoadedExperts::prepare_standby(const LoadedExpertsOptions& options, LoadPlan plan) {
+  weights_ = no_experts(checkpoint_.stored, config_, home_, plan.layout.experts);
+  standby_ = std::make_unique<StandbyExperts>(StandbyParts{.store = *checkpoint_.store,
+                                                           .stored = checkpoint_.stored,
+                                                           .config = config_,
+                                                           .topology = topology_,
+                                                           .plan = std::move(plan),
+                                                           .weights = weights_,
+                                                           .free_bytes = options.free_bytes});
+  require(standby_->n_fitting() > 0,
+          "--experts standby: one expert of every layer needs {:.2f} GB of memory{} and {:.2f} GB "
+          "are free: free some, or use --format int4",
+          gigabytes(standby_->expert_bytes()),
+          options.format ? " as " + format_name(*options.format) : "",
+          gigabytes(options.free_bytes()));
 }
 
 // Nothing but the experts that it serves.
-ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options,
-                                    ModelWeights& stored) const {
+ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options) {
   Elsewhere elsewhere{.experts = {}, .backbone = true};
   elsewhere.experts.resize(config_.n_layers);
   for (int layer = 0; layer < config_.n_layers; ++layer) {
@@ -76,7 +103,8 @@ ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options,
   }
   const int64_t memory = machine_info().memory_bytes;
   const HostMemory host = {memory, [&](const ExpertsLayout& experts) {
-                             return tandem::packed_bytes(stored, config_, home_, experts);
+                             return tandem::packed_bytes(checkpoint_.stored, config_, home_,
+                                                         experts);
                            }};
   const FitRequest request = {.config = config_,
                               .context = 0,
@@ -107,10 +135,16 @@ std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout
   return text;
 }
 
-bool takes_bf16(const CpuExperts& experts, const ModelConfig& config) {
-  const std::vector<cpu::ActivationType> types = experts.activations();
-  for (int layer = 0; layer < config.n_layers; ++layer)
-    if (config.is_moe(layer) && types[layer] != cpu::ActivationType::kBF16) return false;
+bool takes_bf16(const cpu::KernelTable& kernels, const ModelWeights& stored,
+                const ExpertsLayout& layout, const ModelConfig& config) {
+  for (int layer = 0; layer < config.n_layers; ++layer) {
+    if (!config.is_moe(layer)) continue;
+    const DType of_stored = stored.layers[layer].experts[0].gate.q.dtype;
+    const DType packed = of_stored == DType::kI4Words ? DType::kI4 : of_stored;
+    const std::optional<WeightFormat>& format = layout.format(layer);
+    if (activation_for(kernels, format ? format->dtype : packed) != cpu::ActivationType::kBF16)
+      return false;
+  }
   return true;
 }
 

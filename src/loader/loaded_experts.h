@@ -2,17 +2,24 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "core/machine_info.h"
 #include "core/progress_watch.h"
 #include "loader/load_weights.h"
+#include "loader/spare_experts.h"
+#include "loader/standby_experts.h"
 #include "offload/cpu_experts.h"
 #include "offload/workers/expert_server.h"
 
 namespace tandem {
 
+// Instead of experts: none at first, and those that backbones ask for once their workers are lost.
+constexpr std::string_view kStandby = "standby";
+
 struct LoadedExpertsOptions {
   std::string directory;
-  std::string experts = "auto";             // experts_from_text()
+  std::string experts = "auto";             // experts_from_text(), or kStandby
   std::optional<cpu::Isa> isa = {};         // empty: default_isa()
   int n_threads = 0;                        // 0: one per core
   std::optional<WeightFormat> format = {};  // empty: as stored, or what fits the memory
@@ -21,6 +28,8 @@ struct LoadedExpertsOptions {
   CacheUse cache_use = CacheUse::kRead;
   LoadProgress progress = {}, write_progress = {};
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
+  // Bytes of memory that a standby may use beside what it has.
+  std::function<int64_t()> free_bytes = [] { return available_memory_bytes(); };
 };
 
 class LoadedExperts {
@@ -29,16 +38,21 @@ class LoadedExperts {
   // becomes one of the team.
   explicit LoadedExperts(const LoadedExpertsOptions& options);
 
-  ServedExperts served() { return {config_, kernels_, *experts_, *team_, welcome_}; }
+  ServedExperts served() {
+    return {config_, kernels_, *experts_, *team_, welcome_, standby_.get()};
+  }
+  const StandbyExperts* standby() const { return standby_.get(); }  // null: it is none
   CpuExperts& experts() { return *experts_; }
   const LoadReport& load_report() const { return report_; }
 
  private:
-  ExpertsLayout layout(const LoadedExpertsOptions& options, ModelWeights& stored) const;
+  ExpertsLayout layout(const LoadedExpertsOptions& options);
+  void prepare_standby(const LoadedExpertsOptions& options, LoadPlan plan);
 
   const ModelConfig config_;
   const cpu::KernelTable kernels_;
   const Topology topology_;
+  OpenCheckpoint checkpoint_;  // empty once loaded, but of a standby
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;
@@ -46,13 +60,15 @@ class LoadedExperts {
   std::unique_ptr<CpuExperts> experts_;
   std::unique_ptr<ProgressWatch> watch_;
   WorkerWelcome welcome_;
+  std::unique_ptr<StandbyExperts> standby_;  // the last member: its thread uses others
 };
 
 // The text of WorkerWelcome::arithmetic: what decides the bits of a sum of these experts.
 std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
                             const ModelWeights& weights, const ModelConfig& config);
 
-// Whether all layers with experts round rows to BF16.
-bool takes_bf16(const CpuExperts& experts, const ModelConfig& config);
+// Whether experts of all layers round rows to BF16, stored like this and kept in this layout.
+bool takes_bf16(const cpu::KernelTable& kernels, const ModelWeights& stored,
+                const ExpertsLayout& layout, const ModelConfig& config);
 
 }  // namespace tandem

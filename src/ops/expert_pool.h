@@ -41,6 +41,9 @@ struct WorkerStatus {
   std::string address;
   bool is_up;
   bool has_joined;     // after the start
+  bool is_standby;     // it loads experts of workers that are lost
+  int64_t n_experts;   // of every layer that it has
+  bool is_loading;     // it was asked to load some, and has not answered
   int64_t n_requests;  // that were sent
   int64_t n_failures;  // how often it was lost
   double seconds;      // sum over the answered requests, from sending to the answer

@@ -149,6 +149,12 @@ void workers_text(PrometheusText& t, const std::vector<WorkerStatus>& workers) {
        [](Status s) { return s.is_up ? 1 : 0; });
   each("joined", "gauge", "1 for an expert worker that has joined after the start.",
        [](Status s) { return s.has_joined ? 1 : 0; });
+  each("standby", "gauge", "1 for an expert worker that loads experts whose workers are lost.",
+       [](Status s) { return s.is_standby ? 1 : 0; });
+  each("experts", "gauge", "Experts of every layer that a worker has.",
+       [](Status s) { return s.n_experts; });
+  each("loading", "gauge", "1 while a standby loads experts.",
+       [](Status s) { return s.is_loading ? 1 : 0; });
   each("requests_total", "counter", "Requests for sums of experts that were sent to a worker.",
        [](Status s) { return s.n_requests; });
   each("failures_total", "counter", "How often a worker was lost without having said goodbye.",

@@ -11,7 +11,13 @@ namespace {
 struct WelcomeHead {
   uint64_t model;
   int32_t n_layers, n_active, dim, max_rows;
-  uint32_t takes_bf16, n_experts, n_text, zero;
+  uint32_t takes_bf16, n_experts, n_text, is_standby;
+};
+
+struct LoadAnswerHead {
+  LoadAnswer::State state;
+  uint32_t n_text;
+  int64_t bytes_done, bytes_total;
 };
 
 constexpr uint32_t kMostText = 1000;
@@ -22,6 +28,16 @@ T value_from(MessageBytes body) {
   T value;
   std::memcpy(&value, body.data(), sizeof value);
   return value;
+}
+
+// Text of a peer, which is printed.
+std::string text_from(MessageBytes body) {
+  std::string text(body.size(), ' ');
+  std::transform(body.begin(), body.end(), text.begin(), [](std::byte b) {
+    const char c = static_cast<char>(b);
+    return c >= ' ' && c <= '~' ? c : '?';
+  });
+  return text;
 }
 
 }  // namespace
@@ -49,7 +65,7 @@ std::vector<std::byte> bytes_of(const WorkerWelcome& w) {
                             .takes_bf16 = w.takes_bf16,
                             .n_experts = static_cast<uint32_t>(w.experts.size()),
                             .n_text = static_cast<uint32_t>(w.arithmetic.size()),
-                            .zero = 0};
+                            .is_standby = w.is_standby};
   std::vector<std::byte> body(sizeof head + w.experts.size() + w.arithmetic.size());
   std::memcpy(body.data(), &head, sizeof head);
   for (size_t e = 0; e < w.experts.size(); ++e)
@@ -74,15 +90,11 @@ WorkerWelcome welcome_from(MessageBytes body) {
                      .dim = head.dim,
                      .max_rows = head.max_rows,
                      .takes_bf16 = head.takes_bf16 != 0,
+                     .is_standby = head.is_standby != 0,
                      .experts = std::vector<bool>(head.n_experts),
-                     .arithmetic = std::string(head.n_text, ' ')};
+                     .arithmetic = text_from(body.subspan(sizeof head + head.n_experts))};
   const MessageBytes flags = body.subspan(sizeof head, head.n_experts);
   for (size_t e = 0; e < flags.size(); ++e) w.experts[e] = flags[e] != std::byte{0};
-  const MessageBytes text = body.subspan(sizeof head + head.n_experts);
-  std::transform(text.begin(), text.end(), w.arithmetic.begin(), [](std::byte b) {
-    const char c = static_cast<char>(b);
-    return c >= ' ' && c <= '~' ? c : '?';  // it is printed
-  });
   return w;
 }
 
@@ -94,6 +106,48 @@ WorkerSetup worker_setup_from(MessageBytes body, int32_t max_rows) {
   require_protocol(setup.max_rows > 0 && setup.max_rows <= static_cast<uint32_t>(max_rows),
                    "requests of {} rows, where {} are taken", setup.max_rows, max_rows);
   return setup;
+}
+
+std::vector<std::byte> bytes_of_load(const std::vector<bool>& experts) {
+  std::vector<std::byte> body(experts.size());
+  for (size_t e = 0; e < experts.size(); ++e) body[e] = std::byte{static_cast<uint8_t>(experts[e])};
+  return body;
+}
+
+std::vector<bool> load_from(MessageBytes body, size_t n_experts) {
+  require_protocol(body.size() == n_experts, "{} bytes for {} experts", body.size(), n_experts);
+  std::vector<bool> experts(n_experts);
+  bool any = false;
+  for (size_t e = 0; e < n_experts; ++e) {
+    require_protocol(body[e] <= std::byte{1}, "expert {} is neither wanted nor not", e);
+    experts[e] = body[e] == std::byte{1};
+    any = any || experts[e];
+  }
+  require_protocol(any, "no expert is to be loaded");
+  return experts;
+}
+
+std::vector<std::byte> bytes_of(const LoadAnswer& answer) {
+  const std::string text = answer.why.substr(0, kMostText);
+  const LoadAnswerHead head = {.state = answer.state,
+                               .n_text = static_cast<uint32_t>(text.size()),
+                               .bytes_done = answer.bytes_done,
+                               .bytes_total = answer.bytes_total};
+  std::vector<std::byte> body(sizeof head + text.size());
+  std::memcpy(body.data(), &head, sizeof head);
+  if (!text.empty()) std::memcpy(body.data() + sizeof head, text.data(), text.size());
+  return body;
+}
+
+LoadAnswer load_answer_from(MessageBytes body) {
+  const auto head = value_from<LoadAnswerHead>(body);
+  require_protocol(head.n_text <= kMostText && sizeof head + head.n_text == body.size(),
+                   "an answer of {} bytes to a load, with a text of {}", body.size(), head.n_text);
+  require_protocol(head.state <= LoadAnswer::State::kRefused, "a load in the unknown state {}",
+                   static_cast<uint32_t>(head.state));
+  require_protocol(head.bytes_done >= 0 && head.bytes_done <= head.bytes_total,
+                   "{} of {} bytes are loaded", head.bytes_done, head.bytes_total);
+  return {head.state, head.bytes_done, head.bytes_total, text_from(body.subspan(sizeof head))};
 }
 
 int64_t RequestShape::rows_at(int64_t n_rows) const {

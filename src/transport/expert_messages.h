@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 
 // From both sides, first.
 struct WorkerHello {
@@ -33,6 +33,7 @@ struct WorkerWelcome {
   int32_t n_layers = 0, n_active = 0, dim = 0;
   int32_t max_rows = 0;       // of a request
   bool takes_bf16 = false;    // its kernels round rows to BF16 anyway
+  bool is_standby = false;    // it loads experts that it is asked to load
   std::vector<bool> experts;  // [n_experts] those that it computes, of every layer with experts
   // Kernels, format of the experts and slices: workers with the same text give the same bits.
   std::string arithmetic;
@@ -50,6 +51,26 @@ struct WorkerSetup {
 constexpr uint32_t kMostBeatMs = 60'000;
 // Throws ProtocolError.
 WorkerSetup worker_setup_from(MessageBytes body, int32_t max_rows);
+
+// Asks a standby to load experts [n_experts], of every layer: the body has a byte for each, which
+// is 1 for those that are wanted. load_from() throws ProtocolError for another length, another
+// byte, and a body that wants none.
+std::vector<std::byte> bytes_of_load(const std::vector<bool>& experts);
+std::vector<bool> load_from(MessageBytes body, size_t n_experts);
+
+// What a standby answers, as often as it would send beats, until it has loaded or refuses.
+struct LoadAnswer {
+  enum class State : uint32_t { kLoading, kLoaded, kRefused };
+  State state = State::kLoading;
+  int64_t bytes_done = 0, bytes_total = 0;  // of the load under way, perhaps for another backbone
+  std::string why;                          // it refuses
+  bool operator==(const LoadAnswer&) const = default;
+};
+constexpr uint64_t kMostLoadAnswerBytes = 1 << 11;
+// The text is cut where it is too long.
+std::vector<std::byte> bytes_of(const LoadAnswer& answer);
+// Throws ProtocolError.
+LoadAnswer load_answer_from(MessageBytes body);
 
 enum class RowType : int32_t { kF32, kBf16 };
 constexpr int64_t bytes_of(RowType type) { return type == RowType::kF32 ? 4 : 2; }

@@ -25,8 +25,10 @@ enum class MessageKind : uint16_t {
   kGoodbye,    // from the worker: it answers what it has, and takes no more requests
   kEnd,        // from the server: the request of this number has no more answers
   kCancel,     // from the client: the request of this number is not wanted any more
+  kLoad,       // from the backbone: experts that a standby is to load
+  kLoading,    // from the standby: how far that is, and whether it refuses
 };
-constexpr auto kLastMessageKind = MessageKind::kCancel;
+constexpr auto kLastMessageKind = MessageKind::kLoading;
 
 struct MessageHeader {
   static constexpr uint32_t kMagic = 0x6d646e74;  // "tndm"

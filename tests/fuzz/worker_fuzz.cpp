@@ -15,6 +15,10 @@ using namespace tandem;
 constexpr RequestShape kShape = {.n_active = 2, .dim = 32, .max_rows = 4};
 const std::vector<bool> kLayers = {false, true}, kExperts = {true, false, true, true};
 
+bool is_printable(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
 // Takes the messages of both sides.
 class Sink final : public MessageSink {
  public:
@@ -47,13 +51,24 @@ class Sink final : public MessageSink {
     if (header.kind == MessageKind::kWelcome) {
       const WorkerWelcome welcome = welcome_from(body);
       check(welcome_from(bytes_of(welcome)) == welcome, "the same again");
-      check(std::all_of(welcome.arithmetic.begin(), welcome.arithmetic.end(),
-                        [](char c) { return c >= ' ' && c <= '~'; }),
-            "printable");
+      check(is_printable(welcome.arithmetic), "printable");
     }
     if (header.kind == MessageKind::kSetup) {
       const WorkerSetup setup = worker_setup_from(body, kShape.max_rows);
       check(setup.max_rows >= 1 && setup.max_rows <= 4 && setup.beat_ms >= 1, "in its bounds");
+    }
+    if (header.kind == MessageKind::kLoad) {
+      const std::vector<bool> experts = load_from(body, kExperts.size());
+      check(std::count(experts.begin(), experts.end(), true) > 0, "some are wanted");
+      const std::vector<std::byte> again = bytes_of_load(experts);
+      check(std::equal(again.begin(), again.end(), body.begin(), body.end()), "the same again");
+    }
+    if (header.kind == MessageKind::kLoading) {
+      const LoadAnswer answer = load_answer_from(body);
+      check(load_answer_from(bytes_of(answer)) == answer, "the same again");
+      check(bytes_of(answer).size() <= kMostLoadAnswerBytes, "bounded");
+      check(answer.bytes_done >= 0 && answer.bytes_done <= answer.bytes_total, "in its bounds");
+      check(is_printable(answer.why), "printable");
     }
     if (header.kind == MessageKind::kRequest) {
       const ExpertRequest r = request_from(body, kShape, kLayers, kExperts);

@@ -1,0 +1,25 @@
+// Loads more experts of a worker's model while the worker computes those that it has.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace tandem {
+
+class ExpertLoader {
+ public:
+  virtual ~ExpertLoader() = default;
+  enum class State : uint8_t { kIdle, kLoading, kEnded };
+  struct Progress {
+    State state = State::kIdle;
+    int64_t bytes_done = 0, bytes_total = 0;
+  };
+  // Begins to load experts [n_experts] of every layer that were not loaded before. Only when idle.
+  virtual void begin(const std::vector<bool>& experts) = 0;
+  // Thread-safe.
+  virtual Progress progress() const = 0;
+  // The experts of a load that has ended are computed from now on, and the loader is idle. Called
+  // while nothing is computed. Throws Error that says why they were not loaded.
+  virtual void finish() = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,128 @@
+#include "loader/standby_experts.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/check.h"
+#include "core/memory.h"
+#include "loader/pack_weights.h"
+#include "offload/workers/shards.h"
+
+namespace tandem {
+namespace {
+
+// Threads that load leave the cores to those that compute, but for about a tenth of one.
+constexpr int kNiceness = 10;
+
+struct GivenUp {};
+
+}  // namespace
+
+ModelWeights no_experts(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
+                        const ExpertsLayout& layout) {
+  ModelWeights weights;
+  weights.slices = expert_slices(stored, config, home, layout);
+  weights.share = layout.elsewhere().share;
+  for_each_weight(weights, config, [](const WeightSpec&, QuantView&) {});
+  return weights;
+}
+
+StandbyExperts::StandbyExperts(StandbyParts parts)
+    : p_(std::move(parts)), expert_bytes_([this] {
+        std::vector<bool> one(p_.config.router.n_experts);
+        one[0] = true;
+        const CpuWeights home(p_.plan.layout.kernels, p_.topology);
+        return packed_bytes(p_.stored, p_.config, home, layout_of(one));
+      }()) {
+  p_.plan.progress = [this](int64_t done, int64_t total, double) {
+    if (gives_up_) throw GivenUp();
+    const std::lock_guard lock(mutex_);
+    progress_ = {State::kLoading, done, total};
+  };
+}
+
+StandbyExperts::~StandbyExperts() {
+  gives_up_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+int StandbyExperts::n_fitting() const {
+  return static_cast<int>(
+      std::min<int64_t>(p_.config.router.n_experts, p_.free_bytes() / expert_bytes_));
+}
+
+void StandbyExperts::begin(const std::vector<bool>& experts) {
+  check(progress().state == State::kIdle, "one load at a time");
+  experts_ = experts;
+  {
+    const std::lock_guard lock(mutex_);
+    progress_.state = State::kLoading;
+  }
+  thread_ = std::thread([this] {
+    setpriority(PRIO_PROCESS, 0, kNiceness);  // of this thread; a refusal costs speed only
+    failure_.clear();
+    try {
+      load();
+    } catch (const GivenUp&) {
+      failure_ = "it was given up";
+    } catch (const std::exception& error) {
+      failure_ = error.what();
+    }
+    const std::lock_guard lock(mutex_);
+    progress_.state = State::kEnded;
+  });
+}
+
+void StandbyExperts::load() {
+  const std::vector<int> experts = listed(experts_);
+  const int64_t needed = std::ssize(experts) * expert_bytes_, free = p_.free_bytes();
+  require(needed <= free, "experts {} need {:.2f} GB of memory, and {:.2f} GB are free",
+          text_of_experts(experts), gigabytes(needed), gigabytes(free));
+  LoadPlan plan = p_.plan;
+  plan.layout.experts = layout_of(experts_);
+  home_ = std::make_unique<CpuWeights>(plan.layout.kernels, p_.topology);
+  loaded_ = load_weights(p_.store, p_.stored, p_.config, plan, *home_).weights;
+}
+
+ExpertLoader::Progress StandbyExperts::progress() const {
+  const std::lock_guard lock(mutex_);
+  return progress_;
+}
+
+void StandbyExperts::finish() {
+  check(progress().state == State::kEnded, "a load that has ended");
+  thread_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    progress_ = {};
+  }
+  std::unique_ptr<CpuWeights> home = std::move(home_);
+  const ModelWeights loaded = std::exchange(loaded_, {});
+  require(failure_.empty(), "{}", failure_);
+  homes_.push_back(std::move(home));
+  const size_t n_experts = experts_.size();
+  for (size_t l = 0; l < loaded.layers.size(); ++l) {
+    const std::vector<FfnWeights>& from = loaded.layers[l].experts;
+    std::vector<FfnWeights>& to = p_.weights.layers[l].experts;
+    check(from.size() == to.size(), "experts in the same slices");
+    for (size_t i = 0; i < from.size(); ++i)
+      if (experts_[i % n_experts]) to[i] = from[i];
+  }
+}
+
+ExpertsLayout StandbyExperts::layout_of(const std::vector<bool>& experts) const {
+  Elsewhere elsewhere = p_.plan.layout.experts.elsewhere();
+  for (std::vector<bool>& of_layer : elsewhere.experts) {
+    if (of_layer.empty()) continue;
+    of_layer = experts;
+    of_layer.flip();
+  }
+  ExpertsLayout layout = p_.plan.layout.experts;
+  layout.keep_elsewhere(std::move(elsewhere));
+  return layout;
+}
+
+}  // namespace tandem

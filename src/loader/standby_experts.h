@@ -1,0 +1,64 @@
+// The loader of a standby: reads experts of an opened checkpoint beside those that are computed.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "io/weight_store.h"
+#include "loader/load_weights.h"
+#include "offload/workers/expert_loader.h"
+
+namespace tandem {
+
+struct StandbyParts {
+  const WeightStore& store;
+  ModelWeights& stored;  // stored_weights() of it, which nothing else uses
+  const ModelConfig& config;
+  const Topology& topology;
+  LoadPlan plan;          // whose layout keeps no experts; its `progress` is not called
+  ModelWeights& weights;  // of the model that is computed: finish() adds to them
+  std::function<int64_t()> free_bytes;  // memory that a load may use, as it begins
+};
+
+// No weights yet, in the slices and of the size that those of experts in this layout have.
+ModelWeights no_experts(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
+                        const ExpertsLayout& layout);
+
+class StandbyExperts final : public ExpertLoader {
+ public:
+  // References outlive the object.
+  explicit StandbyExperts(StandbyParts parts);
+  ~StandbyExperts() override;  // gives up a load under way
+
+  // Bytes of one expert of every layer, and how many of them fit the free memory.
+  int64_t expert_bytes() const { return expert_bytes_; }
+  int n_fitting() const;
+
+  void begin(const std::vector<bool>& experts) override;
+  Progress progress() const override;
+  void finish() override;
+
+ private:
+  void load();
+  ExpertsLayout layout_of(const std::vector<bool>& experts) const;
+
+  StandbyParts p_;
+  const int64_t expert_bytes_;
+  std::vector<std::unique_ptr<CpuWeights>> homes_;  // of the loads so far
+  // What the thread of a load has to itself, until the state is kEnded.
+  std::vector<bool> experts_;  // [n_experts]
+  std::unique_ptr<CpuWeights> home_;
+  ModelWeights loaded_;
+  std::string failure_;  // empty: it has succeeded
+
+  std::atomic<bool> gives_up_{false};
+  mutable std::mutex mutex_;  // guards the progress
+  Progress progress_;
+  std::thread thread_;
+};
+
+}  // namespace tandem
