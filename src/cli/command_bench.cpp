@@ -125,7 +125,8 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
       sub.add_option(
           "--out", o.out,
           "machine file whose `network` is set to what was measured between hosts; where "
-          "there is none, this machine's measurement with it. Without ranks `request_seconds` is set");
+          "there is none, this machine's measurement with it. Without ranks `request_seconds` is "
+          "set");
       sub.add_flag("--as-network", o.as_network,
                    "with --out: take the ranks of one host for hosts");
       return;
