@@ -23,8 +23,10 @@ WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
              .dim = static_cast<int32_t>(parts.config.dim),
              .max_rows = parts.max_tokens},
       waiter_(parts.transport.waiter()),
-      workers_({parts.transport, *waiter_, needs_of(parts.welcomes, parts.max_tokens), parts.warn},
-               std::move(links), parts.welcomes),
+      workers_(
+          {parts.transport, *waiter_,
+           needs_of(parts.welcomes, parts.config.n_all_layers(), parts.max_tokens), parts.warn},
+          std::move(links), parts.welcomes),
       row_type_(workers_.row_type()),
       uses_(workers_.size()),
       carry_([this] { carry(); }) {

@@ -50,8 +50,6 @@ void require_same_bits(const AskedWorkers& asked) {
 }  // namespace
 
 void require_runs_with_workers(const ModelOptions& options) {
-  require(options.draft != DraftChoice::kMtp,
-          "--draft mtp: workers have no layers for multi-token prediction: use --draft lookup");
   require(options.placement.empty(),
           "--placement: the workers say which experts they have: leave it or --workers out");
   require(!options.moves_experts,
@@ -67,8 +65,11 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
           fmt::format("{}", fmt::join(workers.addresses, ",")), workers.file);
   const Secret secret =
       workers.secret_file.empty() ? Secret() : Secret::from_file(workers.secret_file);
-  AskedWorkers asked{
-      .transport = tcp_transport(), .links = {}, .welcomes = {}, .experts = {}, .list = {}};
+  AskedWorkers asked{.transport = tcp_transport(),
+                     .links = {},
+                     .welcomes = {},
+                     .experts = std::vector<bool>(config.router.n_experts),
+                     .list = {}};
   asked.list = std::make_unique<WorkerList>(
       WorkerListOptions{.addresses = workers.addresses,
                         .file = workers.file,
@@ -80,10 +81,9 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                                .n_layers = config.n_layers,
                                .n_active = config.router.n_active,
                                .dim = static_cast<int32_t>(config.dim),
-                               .experts = std::vector<bool>(config.router.n_experts),
+                               .experts = asked.experts,
                                .arithmetic = {}};
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(workers.patience);
-  std::vector<bool> owned = model.experts;
   for (const ListedWorker& worker : asked.list->workers()) {
     auto link = std::make_unique<WorkerLink>(*asked.transport,
                                              WorkerLinkOptions{.address = worker.address,
@@ -99,16 +99,33 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
     require(has_model(*welcome, model),
             "the worker {} has another model than {}: start both with copies of one checkpoint",
             link->address(), store.directory());
-    for (size_t e = 0; e < owned.size(); ++e) owned[e] = owned[e] || welcome->experts[e];
+    for (size_t e = 0; e < asked.experts.size(); ++e)
+      asked.experts[e] = asked.experts[e] || welcome->experts[e];
     asked.welcomes.push_back(*welcome);
     asked.links.push_back(std::move(link));
   }
   require_run(!asked.links.empty(), "none of the workers answers: start them");
   require_same_bits(asked);
-  asked.experts.resize(config.n_all_layers());
-  for (int layer = 0; layer < config.n_all_layers(); ++layer)
-    if (config.is_moe(layer)) asked.experts[layer] = owned;
+  const std::string why_no_mtp = asked.why_no_mtp(config.n_all_layers());
+  require(why_no_mtp.empty(), "--draft mtp: {}, or use --draft lookup", why_no_mtp);
   return asked;
+}
+
+std::vector<std::vector<bool>> AskedWorkers::experts_of_layers(const ModelConfig& config) const {
+  std::vector<std::vector<bool>> of_layers(config.n_all_layers());
+  for (int layer = 0; layer < config.n_all_layers(); ++layer)
+    if (config.is_moe(layer)) of_layers[layer] = experts;
+  return of_layers;
+}
+
+std::string AskedWorkers::why_no_mtp(int n_layers) const {
+  for (size_t w = 0; w < welcomes.size(); ++w)
+    if (welcomes[w].n_layers < n_layers)
+      return fmt::format(
+          "the worker {} has no experts of the layer for multi-token prediction: start it "
+          "with --draft mtp",
+          links[w]->address());
+  return {};
 }
 
 std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked) {

@@ -5,6 +5,7 @@
 
 #include "core/progress_watch.h"
 #include "loader/load_weights.h"
+#include "loader/model_options.h"
 #include "offload/cpu_experts.h"
 #include "offload/workers/expert_server.h"
 
@@ -17,7 +18,11 @@ struct LoadedExpertsOptions {
   int n_threads = 0;                        // 0: one per core
   std::optional<WeightFormat> format = {};  // empty: as stored, or what fits the memory
   int max_rows = 0;                         // of a request
-  std::string cache = {};                   // as ModelOptions
+  // Whether it has experts of the MTP layers too: kMtp yes, kOff no, kAuto as ModelOptions; no
+  // kLookup.
+  DraftChoice draft = DraftChoice::kOff;
+  double largest_mtp_share = 0.25;  // as ModelOptions
+  std::string cache = {};           // as ModelOptions
   CacheUse cache_use = CacheUse::kRead;
   LoadProgress progress = {}, write_progress = {};
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
@@ -35,8 +40,11 @@ class LoadedExperts {
 
  private:
   ExpertsLayout layout(const LoadedExpertsOptions& options, ModelWeights& stored) const;
+  int64_t bytes(ModelWeights& stored, const ExpertsLayout& experts) const;
+  void add_mtp(const LoadedExpertsOptions& options, const WeightStore& store, ModelWeights& stored,
+               ExpertsLayout& experts);
 
-  const ModelConfig config_;
+  ModelConfig config_;  // complete before anything refers to it
   const cpu::KernelTable kernels_;
   const Topology topology_;
   CpuWeights home_{kernels_, topology_};
