@@ -252,7 +252,7 @@ void ExpertServer::run(const ServedExperts& served) {
   shape_ = {.n_active = c.router.n_active,
             .dim = static_cast<int32_t>(c.dim),
             .max_rows = served.welcome.max_rows};
-  for (int layer = 0; layer < c.n_layers; ++layer) has_experts_.push_back(c.is_moe(layer));
+  for (int layer = 0; layer < c.n_all_layers(); ++layer) has_experts_.push_back(c.is_moe(layer));
   const int64_t row_bytes = shape_.dim * int64_t{sizeof(float)};
   decoded_ = Buffer(shape_.max_rows * row_bytes);
   sums_ = Buffer(shape_.max_rows * row_bytes);

@@ -58,7 +58,7 @@ void require_some_arithmetic(const WorkerWelcome& worker, const WorkerNeeds& nee
 
 }  // namespace
 
-WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int max_rows) {
+WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int n_layers, int max_rows) {
   check(!welcomes.empty(), "a worker of the start");
   std::vector<std::vector<bool>> owned;
   bool takes_bf16 = true;
@@ -72,15 +72,15 @@ WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int max_rows) {
                        .arithmetic = {},
                        .rows = takes_bf16 ? RowType::kBf16 : RowType::kF32,
                        .max_rows = max_rows};
+  needs.model.n_layers = n_layers;
   for (const Shard& shard : needs.shards)
     needs.arithmetic.push_back(shard.owners.empty() ? "" : welcomes[shard.owners[0]].arithmetic);
   return needs;
 }
 
 bool has_model(const WorkerWelcome& worker, const WorkerWelcome& model) {
-  return worker.model == model.model && worker.n_layers == model.n_layers &&
-         worker.n_active == model.n_active && worker.dim == model.dim &&
-         worker.experts.size() == model.experts.size();
+  return worker.model == model.model && worker.n_active == model.n_active &&
+         worker.dim == model.dim && worker.experts.size() == model.experts.size();
 }
 
 bool may_own(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard) {
@@ -96,6 +96,10 @@ bool owns(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard) {
 void require_fits(const WorkerWelcome& worker, const WorkerNeeds& needs) {
   require(has_model(worker, needs.model),
           "it has another model: start it with a copy of this program's checkpoint");
+  require(worker.n_layers >= needs.model.n_layers,
+          "it has experts of {} layers, and steps use {} with those for multi-token prediction: "
+          "start it with --draft mtp",
+          worker.n_layers, needs.model.n_layers);
   require(worker.max_rows >= needs.max_rows,
           "a step has up to {} tokens, and it takes {} rows: start it with --chunk {}",
           needs.max_rows, worker.max_rows, needs.max_rows);

@@ -12,17 +12,18 @@
 namespace tandem {
 
 struct WorkerNeeds {
-  WorkerWelcome model;                  // has_model() compares
+  WorkerWelcome model;                  // has_model() compares; n_layers: as many as steps use
   std::vector<Shard> shards;            // as the workers of the start divide the experts
   std::vector<std::string> arithmetic;  // [shards] of the owners; empty for the backbone's own
   RowType rows;
   int max_rows;  // of a request
 };
 
-// What these workers, which are all that were there at the start, need of others.
-WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int max_rows);
+// What these workers, which are all that were there at the start, need of others. n_layers: with
+// those that draft.
+WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int n_layers, int max_rows);
 
-// Whether both are of the same checkpoint.
+// Whether both are of the same checkpoint, whatever layers they have of it.
 bool has_model(const WorkerWelcome& worker, const WorkerWelcome& model);
 // Whether the worker would compute what the owners of a shard do; false for the backbone's own.
 bool may_own(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard);

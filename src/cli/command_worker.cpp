@@ -54,6 +54,7 @@ int worker_command(const Options& options) {
                         .n_threads = options.model.n_threads,
                         .format = w.format,
                         .max_rows = w.chunk,
+                        .draft = w.draft,
                         .cache = options.model.cache,
                         .cache_use = options.model.cache_use,
                         .progress = load_progress(options.quiet),
@@ -102,6 +103,13 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
       *worker, "--format", w.format,
       "format of the experts in memory: auto (as stored, or int8 or int4 where memory is too "
       "small), fp8, bf16, int8, int4, int4-32 or int4-128");
+  std::vector<std::pair<std::string, DraftChoice>> drafts;
+  for (const auto draft : {DraftChoice::kOff, DraftChoice::kAuto, DraftChoice::kMtp})
+    drafts.emplace_back(name_of(draft), draft);
+  add_choice(*worker, "--draft", w.draft, drafts,
+             "whether it has experts of the layer for multi-token prediction too, with which "
+             "backbones draft (--draft); auto: where that layer is small beside the model and fits "
+             "the memory");
   add_value(*worker, "--chunk", w.chunk, "most rows of a request: tokens per step of a backbone");
   add_threads(*worker, options.model.n_threads);
   add_isa(*worker, options.model.isa,

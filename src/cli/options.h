@@ -87,7 +87,8 @@ struct ExpertWorkerOptions {
   std::string listen = "127.0.0.1:9000";
   std::string secret_file;  // empty: none
   std::optional<WeightFormat> format;
-  int chunk = kStepTokens;  // most rows of a request
+  int chunk = kStepTokens;                 // most rows of a request
+  DraftChoice draft = DraftChoice::kAuto;  // LoadedExpertsOptions::draft
 };
 
 struct RouteOptions : ListenOptions {

@@ -83,7 +83,11 @@ bool Engine::step() {
     sample(plan);
     const double seconds = seconds_since(start);
     speed_.add(n_tokens_, seconds, !rows_.empty());
-    if (drafter_.is_on()) draft_next(seconds);
+    try {
+      if (drafter_.is_on()) draft_next(seconds);
+    } catch (const StepFailed& error) {  // the step itself has its tokens
+      fail_parts(error.what());
+    }
   }
   count_step();
   std::shared_ptr<const ExpertUses> news;
@@ -372,15 +376,21 @@ Sampler* Engine::sampler_of(const LogitsRow& row) {
 void Engine::fail_step(const std::string& why) {
   if (masks_ready_.valid()) masks_ready_.get();
   for (int i = 0; i < replicas_.n(); ++i) replicas_.at(i).abandon();
+  fail_parts(why);
+  n_tokens_ = 0;
+  count_step();
+  deliver();
+}
+
+// Fails the sequences of the step that have not ended.
+void Engine::fail_parts(const std::string& why) {
   for (const Part& part : parts_) {
+    if (!running_.contains(part.id)) continue;
     TokenEvent failure;
     failure.finish = FinishReason::kFailed;
     failure.error = why;
     emit(part.id, std::move(failure));
   }
-  n_tokens_ = 0;
-  count_step();
-  deliver();
 }
 
 // Nothing is computed after this: unfinished requests fail with the reason.

@@ -181,6 +181,7 @@ class Engine {
   void end(SequenceId id, FinishReason reason);
   void emit(SequenceId id, TokenEvent event);
   void fail_step(const std::string& why);
+  void fail_parts(const std::string& why);
   void fail_all(const std::string& why);
   void deliver_now(const std::vector<Event>& events);
   void count_step();

@@ -53,8 +53,14 @@ void MtpDrafts::step_done(std::span<const Advance> sequences, bool follows) {
     if (const std::optional<Part> part = fill(s)) parts_.push_back(*part);
   }
   if (parts_.empty()) return;
-  for (int module = 0; module < n_modules_; ++module) run_layer(module);
-  while (!drafted_.empty()) apply_again();
+  try {
+    for (int module = 0; module < n_modules_; ++module) run_layer(module);
+    while (!drafted_.empty()) apply_again();
+  } catch (...) {  // the rows may not be filled
+    for (const Part& part : parts_)
+      will_compute(part.of->replica, part.of->pages, part.first, part.end - part.first);
+    throw;
+  }
 }
 
 // The part of a sequence's new rows that can be filled; none if its page is not filled up to there.

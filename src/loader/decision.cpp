@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "loader/mtp_layers.h"
 #include "loader/pack_weights.h"
 #include "loader/spare_experts.h"
 #include "offload/balance/hot_experts.h"
@@ -398,7 +399,6 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
 
 std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subject& subject,
                                         const Decision& without) {
-  constexpr double kMostOfMemory = 0.85;
   ModelOptions same = options;
   same.device = without.parts.gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   same.warn = [](const std::string&) {};
@@ -417,7 +417,7 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
   const int64_t others = parts.gpu ? 0 : bytes_beside_weights(options, subject, *decision);
   const auto host_bytes = static_cast<double>(
       host_memory(options, subject, parts.gpu.has_value(), others).bytes(parts.experts));
-  const bool fits = host_bytes <= kMostOfMemory * static_cast<double>(subject.memory_bytes);
+  const bool fits = host_bytes <= kMostMemoryWithMtp * static_cast<double>(subject.memory_bytes);
   if (!fits || parts.experts.conversions() != before.experts.conversions()) return {};
   return decision;
 }

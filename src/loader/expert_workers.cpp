@@ -49,8 +49,8 @@ void require_same_bits(const AskedWorkers& asked) {
 }
 
 // A standby whose sums would be other ones than those of every worker is not what the user means.
-void require_useful_standbys(const AskedWorkers& asked, int max_tokens) {
-  const WorkerNeeds needs = needs_of(asked.welcomes, max_tokens);
+void require_useful_standbys(const AskedWorkers& asked, int n_layers, int max_tokens) {
+  const WorkerNeeds needs = needs_of(asked.welcomes, n_layers, max_tokens);
   for (size_t w = 0; w < asked.links.size(); ++w) {
     if (!asked.welcomes[w].is_standby) continue;
     try {
@@ -64,8 +64,6 @@ void require_useful_standbys(const AskedWorkers& asked, int max_tokens) {
 }  // namespace
 
 void require_runs_with_workers(const ModelOptions& options) {
-  require(options.draft != DraftChoice::kMtp,
-          "--draft mtp: workers have no layers for multi-token prediction: use --draft lookup");
   require(options.placement.empty(),
           "--placement: the workers say which experts they have: leave it or --workers out");
   require(!options.moves_experts,
@@ -81,8 +79,11 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
           fmt::format("{}", fmt::join(workers.addresses, ",")), workers.file);
   const Secret secret =
       workers.secret_file.empty() ? Secret() : Secret::from_file(workers.secret_file);
-  AskedWorkers asked{
-      .transport = tcp_transport(), .links = {}, .welcomes = {}, .experts = {}, .list = {}};
+  AskedWorkers asked{.transport = tcp_transport(),
+                     .links = {},
+                     .welcomes = {},
+                     .experts = std::vector<bool>(config.router.n_experts),
+                     .list = {}};
   asked.list = std::make_unique<WorkerList>(
       WorkerListOptions{.addresses = workers.addresses,
                         .file = workers.file,
@@ -94,10 +95,9 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                                .n_layers = config.n_layers,
                                .n_active = config.router.n_active,
                                .dim = static_cast<int32_t>(config.dim),
-                               .experts = std::vector<bool>(config.router.n_experts),
+                               .experts = asked.experts,
                                .arithmetic = {}};
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(workers.patience);
-  std::vector<bool> owned = model.experts;
   for (const ListedWorker& worker : asked.list->workers()) {
     auto link = std::make_unique<WorkerLink>(*asked.transport,
                                              WorkerLinkOptions{.address = worker.address,
@@ -113,19 +113,36 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
     require(has_model(*welcome, model),
             "the worker {} has another model than {}: start both with copies of one checkpoint",
             link->address(), store.directory());
-    for (size_t e = 0; e < owned.size(); ++e) owned[e] = owned[e] || welcome->experts[e];
+    for (size_t e = 0; e < asked.experts.size(); ++e)
+      asked.experts[e] = asked.experts[e] || welcome->experts[e];
     asked.welcomes.push_back(*welcome);
     asked.links.push_back(std::move(link));
   }
   require_run(!asked.links.empty(), "none of the workers answers: start them");
-  require(std::find(owned.begin(), owned.end(), true) != owned.end(),
+  require(std::find(asked.experts.begin(), asked.experts.end(), true) != asked.experts.end(),
           "all workers are standbys, which only take over the experts of other workers: name those "
           "too, or leave --workers out");
   require_same_bits(asked);
-  asked.experts.resize(config.n_all_layers());
-  for (int layer = 0; layer < config.n_all_layers(); ++layer)
-    if (config.is_moe(layer)) asked.experts[layer] = owned;
+  const std::string why_no_mtp = asked.why_no_mtp(config.n_all_layers());
+  require(why_no_mtp.empty(), "--draft mtp: {}, or use --draft lookup", why_no_mtp);
   return asked;
+}
+
+std::vector<std::vector<bool>> AskedWorkers::experts_of_layers(const ModelConfig& config) const {
+  std::vector<std::vector<bool>> of_layers(config.n_all_layers());
+  for (int layer = 0; layer < config.n_all_layers(); ++layer)
+    if (config.is_moe(layer)) of_layers[layer] = experts;
+  return of_layers;
+}
+
+std::string AskedWorkers::why_no_mtp(int n_layers) const {
+  for (size_t w = 0; w < welcomes.size(); ++w)
+    if (welcomes[w].n_layers < n_layers)
+      return fmt::format(
+          "the worker {} has no experts of the layer for multi-token prediction: start it "
+          "with --draft mtp",
+          links[w]->address());
+  return {};
 }
 
 std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked) {
@@ -136,7 +153,7 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
         "a step has up to {} tokens, and the worker {} takes {} rows: start it with --chunk {}, "
         "or this program with a smaller step",
         of.max_tokens, links[w]->address(), asked.welcomes[w].max_rows, of.max_tokens);
-  require_useful_standbys(asked, of.max_tokens);
+  require_useful_standbys(asked, of.config.n_all_layers(), of.max_tokens);
   std::vector<std::string> addresses, standbys;
   for (size_t w = 0; w < links.size(); ++w) {
     addresses.push_back(links[w]->address());

@@ -1,6 +1,7 @@
 // Expert workers of a model that is being loaded: what they have, and the pool that uses them.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "io/weight_store.h"
@@ -13,19 +14,25 @@ namespace tandem {
 struct AskedWorkers {
   std::unique_ptr<Transport> transport;
   std::vector<std::unique_ptr<WorkerLink>> links;
-  std::vector<WorkerWelcome> welcomes;     // [workers]
-  std::vector<std::vector<bool>> experts;  // Subject::on_workers
-  std::unique_ptr<WorkerList> list;        // watch_workers() takes it
+  std::vector<WorkerWelcome> welcomes;  // [workers]
+  std::vector<bool> experts;            // [n_experts] those that any worker has
+  std::unique_ptr<WorkerList> list;     // watch_workers() takes it
+
+  // Subject::on_workers
+  std::vector<std::vector<bool>> experts_of_layers(const ModelConfig& config) const;
+  // Why n_layers cannot be used, the last of which are for multi-token prediction; empty if all
+  // workers have their experts of them.
+  std::string why_no_mtp(int n_layers) const;
 };
 
 // Throws Error for options that a model with workers does not support.
 void require_runs_with_workers(const ModelOptions& options);
 
 // Asks each worker what it has, for at most the patience of the options. Throws Error for addresses
-// that are malformed or occur twice, a worker with another model or another secret, and workers
-// that have the same expert and would compute different bits; RunError for one that does not
-// answer, unless another address of its name does. The threads of the links and of the list begin
-// here, before those that compute.
+// that are malformed or occur twice, a worker with another model or another secret, workers that
+// have the same expert and would compute different bits, and one without its experts of the MTP
+// layers that the config uses; RunError for one that does not answer, unless another address of its
+// name does. The threads of the links and of the list begin here, before those that compute.
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                          const ModelConfig& config);
 

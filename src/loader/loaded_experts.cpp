@@ -7,7 +7,7 @@
 #include "core/memory.h"
 #include "io/json.h"
 #include "loader/model_identity.h"
-#include "loader/model_options.h"
+#include "loader/mtp_layers.h"
 #include "loader/pack_weights.h"
 #include "model/checkpoint.h"
 #include "offload/plan/fit.h"
@@ -44,9 +44,16 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
                                                              config_.router.n_experts, "--experts");
   checkpoint_.store = std::make_unique<WeightStore>(options.directory);
   const WeightStore& store = *checkpoint_.store;
+  if (options.draft == DraftChoice::kMtp) {
+    const std::string why_not = why_no_mtp(options.directory, store, config_);
+    require(why_not.empty(), "--draft mtp: {}: leave it out", why_not);
+    config_.n_used_mtp_layers = config_.n_mtp_layers;
+  }
   checkpoint_.stored = stored_weights(store, config_);
+  ExpertsLayout experts = layout(options, checkpoint_.stored);
+  if (options.draft == DraftChoice::kAuto) add_mtp(options, experts);
   const LoadPlan plan = {
-      .layout = {kernels_, layout(options)},
+      .layout = {kernels_, experts},
       .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
       .cache_use = options.cache_use,
       .n_threads = topology_.n_cores(),
@@ -65,7 +72,7 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
   watch_ = std::make_unique<ProgressWatch>([this] { return team_->progress(); }, kItemPatience,
                                            end_worker);
   welcome_.model = model_identity(store);
-  welcome_.n_layers = config_.n_layers;
+  welcome_.n_layers = config_.n_all_layers();
   welcome_.n_active = config_.router.n_active;
   welcome_.dim = static_cast<int32_t>(config_.dim);
   welcome_.max_rows = options.max_rows;
@@ -93,19 +100,18 @@ void LoadedExperts::prepare_standby(const LoadedExpertsOptions& options, LoadPla
 }
 
 // Nothing but the experts that it serves.
-ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options) {
+ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options,
+                                    ModelWeights& stored) const {
   Elsewhere elsewhere{.experts = {}, .backbone = true};
-  elsewhere.experts.resize(config_.n_layers);
-  for (int layer = 0; layer < config_.n_layers; ++layer) {
+  elsewhere.experts.resize(config_.n_all_layers());
+  for (int layer = 0; layer < config_.n_all_layers(); ++layer) {
     if (!config_.is_moe(layer)) continue;
     elsewhere.experts[layer] = welcome_.experts;
     elsewhere.experts[layer].flip();
   }
   const int64_t memory = machine_info().memory_bytes;
-  const HostMemory host = {memory, [&](const ExpertsLayout& experts) {
-                             return tandem::packed_bytes(checkpoint_.stored, config_, home_,
-                                                         experts);
-                           }};
+  const HostMemory host = {memory,
+                           [&](const ExpertsLayout& experts) { return bytes(stored, experts); }};
   const FitRequest request = {.config = config_,
                               .context = 0,
                               .kv_fraction = 0,
@@ -125,6 +131,34 @@ ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options) {
   }
 }
 
+int64_t LoadedExperts::bytes(ModelWeights& stored, const ExpertsLayout& experts) const {
+  return packed_bytes(stored, config_, home_, experts);
+}
+
+// With experts of the MTP layers if backbones may use these, and they displace nothing.
+void LoadedExperts::add_mtp(const LoadedExpertsOptions& options, ExpertsLayout& experts) {
+  const WeightStore& store = *checkpoint_.store;
+  if (!why_no_mtp(options.directory, store, config_).empty() ||
+      mtp_share(config_) > options.largest_mtp_share)
+    return;
+  const ModelConfig without = config_;
+  config_.n_used_mtp_layers = config_.n_mtp_layers;
+  try {
+    ModelWeights all = stored_weights(store, config_);
+    ExpertsLayout with = layout(options, all);
+    const double most = kMostMemoryWithMtp * static_cast<double>(machine_info().memory_bytes);
+    require(static_cast<double>(bytes(all, with)) <= most &&
+                with.conversions() == experts.conversions(),
+            "memory is too small for them");
+    checkpoint_.stored = std::move(all);
+    experts = std::move(with);
+  } catch (const Error& why) {
+    config_ = without;
+    options.warn(fmt::format(
+        "the experts of the layer for multi-token prediction are not loaded: {}", why.what()));
+  }
+}
+
 std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
                             const ModelWeights& weights, const ModelConfig& config) {
   const std::optional<WeightFormat>& format = layout.format(0);
@@ -137,7 +171,7 @@ std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout
 
 bool takes_bf16(const cpu::KernelTable& kernels, const ModelWeights& stored,
                 const ExpertsLayout& layout, const ModelConfig& config) {
-  for (int layer = 0; layer < config.n_layers; ++layer) {
+  for (int layer = 0; layer < config.n_all_layers(); ++layer) {
     if (!config.is_moe(layer)) continue;
     const DType of_stored = stored.layers[layer].experts[0].gate.q.dtype;
     const DType packed = of_stored == DType::kI4Words ? DType::kI4 : of_stored;

@@ -7,6 +7,7 @@
 #include "core/machine_info.h"
 #include "core/progress_watch.h"
 #include "loader/load_weights.h"
+#include "loader/model_options.h"
 #include "loader/spare_experts.h"
 #include "loader/standby_experts.h"
 #include "offload/cpu_experts.h"
@@ -24,7 +25,11 @@ struct LoadedExpertsOptions {
   int n_threads = 0;                        // 0: one per core
   std::optional<WeightFormat> format = {};  // empty: as stored, or what fits the memory
   int max_rows = 0;                         // of a request
-  std::string cache = {};                   // as ModelOptions
+  // Whether it has experts of the MTP layers too: kMtp yes, kOff no, kAuto as ModelOptions; no
+  // kLookup.
+  DraftChoice draft = DraftChoice::kOff;
+  double largest_mtp_share = 0.25;  // as ModelOptions
+  std::string cache = {};           // as ModelOptions
   CacheUse cache_use = CacheUse::kRead;
   LoadProgress progress = {}, write_progress = {};
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
@@ -46,10 +51,12 @@ class LoadedExperts {
   const LoadReport& load_report() const { return report_; }
 
  private:
-  ExpertsLayout layout(const LoadedExpertsOptions& options);
+  ExpertsLayout layout(const LoadedExpertsOptions& options, ModelWeights& stored) const;
+  int64_t bytes(ModelWeights& stored, const ExpertsLayout& experts) const;
+  void add_mtp(const LoadedExpertsOptions& options, ExpertsLayout& experts);
   void prepare_standby(const LoadedExpertsOptions& options, LoadPlan plan);
 
-  const ModelConfig config_;
+  ModelConfig config_;  // complete before anything refers to it
   const cpu::KernelTable kernels_;
   const Topology topology_;
   OpenCheckpoint checkpoint_;  // empty once loaded, but of a standby

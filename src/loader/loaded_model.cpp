@@ -210,8 +210,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
       "--draft mtp: the layers for multi-token prediction follow the last of {} pipeline stages, "
       "and the embedding is on the first: use --draft lookup",
       decision.parts.grid.n_stages);
-  if (drafting_.decides && !is_pipeline && !asked_workers_)
-    add_mtp(options, store, stored, decision);
+  if (drafting_.decides && !is_pipeline) add_mtp(options, store, stored, decision);
   if (options.ranks.group && decision.parts.gpu)
     decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
   check((decision.parts.grid.n_replicas == 1 && !is_pipeline) || options.ranks.steps,
@@ -245,18 +244,24 @@ Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& 
 Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   Subject subject{config_,  stored, topology_,
                   kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
-  if (asked_workers_) subject.on_workers = asked_workers_->experts;
+  if (asked_workers_) subject.on_workers = asked_workers_->experts_of_layers(config_);
   if (ranks.group) subject.rank = {ranks.group->rank(), ranks.group->size(), ranks.n_of_host};
   return subject;
 }
 
-// Drafts with the MTP layers if there are some that are small beside the model and displace
-// nothing.
+// Drafts with the MTP layers if there are some that are small beside the model, displace nothing,
+// and have their experts on all workers.
 void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
                           ModelWeights& stored, Decision& decision) {
   if (!why_no_mtp(options.directory, store, config_).empty() ||
       mtp_share(config_) > options.largest_mtp_share)
     return;
+  const std::string why_not =
+      asked_workers_ ? asked_workers_->why_no_mtp(config_.n_layers + config_.n_mtp_layers) : "";
+  if (!why_not.empty()) {
+    options.note("drafts are looked up in the text: " + why_not);
+    return;
+  }
   const ModelConfig without = config_;
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   ModelWeights all;

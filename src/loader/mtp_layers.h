@@ -11,6 +11,10 @@ namespace tandem {
 std::string why_no_mtp(const std::string& directory, const WeightStore& store,
                        const ModelConfig& config);
 
+// The part of the host's memory that weights may take with MTP layers that the user has not asked
+// for. The cache of files needs the rest.
+constexpr double kMostMemoryWithMtp = 0.85;
+
 // The parameters that a draft by the MTP layers reads, over those that a token reads: 0.04 for R1.
 double mtp_share(const ModelConfig& config);
 

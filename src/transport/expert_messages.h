@@ -30,11 +30,14 @@ struct WorkerVerdict {
 // What a worker has.
 struct WorkerWelcome {
   uint64_t model = 0;  // model_identity()
-  int32_t n_layers = 0, n_active = 0, dim = 0;
+  // Those of which it has experts are the first ones: the model's, or also those for multi-token
+  // prediction, which follow.
+  int32_t n_layers = 0;
+  int32_t n_active = 0, dim = 0;
   int32_t max_rows = 0;       // of a request
   bool takes_bf16 = false;    // its kernels round rows to BF16 anyway
   bool is_standby = false;    // it loads experts that it is asked to load
-  std::vector<bool> experts;  // [n_experts] those that it computes, of every layer with experts
+  std::vector<bool> experts;  // [n_experts] those that it computes, of each of these layers
   // Kernels, format of the experts and slices: workers with the same text give the same bits.
   std::string arithmetic;
   bool operator==(const WorkerWelcome&) const = default;
