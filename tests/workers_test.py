@@ -302,6 +302,25 @@ class Commands(unittest.TestCase):
             self.assertIn("has a secret, and this program none", self.refused(*same, "--workers", worker.address))
             self.assertEqual(worker.stop(), 0)
 
+    def test_drafts_of_the_layer_for_multi_token_prediction(self):
+        workers = [Worker(experts, arguments=("--draft", "mtp")) for experts in ("0-7", "8-15")]
+        without = Worker("8-15")
+        same = ["run", TINY, "-p", QUESTION, "--temp", "0", "-q", "--json", "--threads", "1"]
+        addresses = ",".join(worker.address for worker in workers)
+        reports = []
+        for more in (["--draft", "mtp"], ["--draft", "mtp", "--workers", addresses], ["--draft", "off"]):
+            report = json.loads(self.run_tandem(*same, *more).stdout)
+            reports.append([report.get(name) for name in ("text", "accepted_drafts", "rejected_drafts")])
+        self.assertEqual(reports[1], reports[0])
+        self.assertGreater(reports[1][1], 5)
+        self.assertEqual(reports[2][0], reports[0][0])
+        some = f"{workers[0].address},{without.address}"
+        self.assertIn(f"the worker {without.address} has no experts of the layer for multi-token prediction",
+                      self.refused(*same, "--draft", "mtp", "--workers", some))
+        self.assertEqual(json.loads(self.run_tandem(*same, "--workers", some).stdout)["text"], reports[0][0])
+        for worker in (*workers, without):
+            self.assertEqual(worker.stop(), 0)
+
     def test_refusals(self):
         worker = Worker(model=OTHER_MODEL)
         same = ["run", TINY, "-p", QUESTION, "-q"]
@@ -328,6 +347,7 @@ class Commands(unittest.TestCase):
                 (["--listen", "0.0.0.0:0"], "other machines can connect to it: give the worker and its backbones the same --worker-secret FILE"),
                 (["--listen", "127.0.0.1"], "an address is HOST:PORT"),
                 (["--chunk", "0"], "--chunk 0: must be between"),
+                (["--draft", "lookup"], "--draft lookup: choose off, auto or mtp"),
                 (["--worker-secret", "/none"], "/none: cannot be read")):
             self.assertIn(said, self.refused("worker", TINY, "--listen", "127.0.0.1:0", *arguments)
                           if "--listen" not in arguments else self.refused("worker", TINY, *arguments))
