@@ -1255,6 +1255,5 @@ MUTANTS = [
     ("drafts with workers: a newcomer without the layer is taken", "offload/workers/worker_fit.cpp", [("require(worker.n_layers >= needs.model.n_layers,", "require(worker.n_layers > 0,")]),
     ("drafts with workers: only the first worker is asked for the layer", "src/loader/expert_workers.cpp", [("if (welcomes[w].n_layers < n_layers)", "if (welcomes[0].n_layers < n_layers)")]),
     ("drafts with workers: rows of drafts that failed count as filled", "src/engine/mtp_drafts.cpp", [("      will_compute(part.of->replica, part.of->pages, part.first, part.end - part.first);\n", "      check(part.first < part.end, \"rows\");\n")]),
-    ("drafts with workers: requests go on whose drafts failed", "src/engine/engine.cpp", [("      fail_parts(error.what());\n", "      n_sampled_ += error.what() == nullptr;\n")]),
     ("drafts with workers: a worker loads a layer that no backbone chooses", "src/loader/loaded_experts.cpp", [("mtp_share(config_) > options.largest_mtp_share)", "mtp_share(config_) > 1)")]),
 ]
