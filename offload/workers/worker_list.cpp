@@ -93,6 +93,7 @@ void WorkerList::watch(Watcher watcher) {
 void WorkerList::run() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return watcher_.update || stops_; });
+  if (!has_names_ && options_.file.empty() && !watcher_.has_standbys) return;
   for (int n_looks = 1; !stops_; ++n_looks) {
     lock.unlock();
     const bool is_new = !options_.file.empty() && read_file();
@@ -134,9 +135,11 @@ void WorkerList::resolve_names() {
         before == workers_.end() ? std::vector<std::string>() : before->second;
     try {
       const std::vector<std::string> found = options_.resolve(entry);
+      has_names_ = has_names_ || found != std::vector{entry};
       now = workers_of_name(entry, found, earlier);
       problems_.erase(entry);
     } catch (const Error& error) {
+      has_names_ = true;
       now = earlier.empty() ? std::vector{entry} : earlier;
       if (!earlier.empty()) tell_problem(entry, error.what());
       continue;

@@ -55,11 +55,13 @@ class WorkerList {
   std::vector<ListedWorker> workers() const;
 
   // Calls update(addresses) after each look at the list from now on, on a thread of its own, until
-  // the list is destroyed. is_up(address): an address that a name has no more stays while its
-  // worker is up, because resolvers may answer with some of many addresses.
+  // the list is destroyed; a list of addresses of numbers, which cannot change, is looked at only
+  // where has_standbys, which are asked from update(). is_up(address): an address that a name has
+  // no more stays while its worker is up, because resolvers may answer with some of many addresses.
   struct Watcher {
     std::function<void(const std::vector<std::string>&)> update;
     std::function<bool(const std::string&)> is_up;
+    bool has_standbys = false;
   };
   void watch(Watcher watcher);
 
@@ -74,6 +76,7 @@ class WorkerList {
   std::vector<std::string> entries_;                         // names and addresses as listed
   std::map<std::string, std::vector<std::string>> workers_;  // [entries_] that they stand for
   std::map<std::string, std::string> problems_;              // that were told, of each source
+  bool has_names_ = false;                                   // some entry is no address of numbers
   std::string seen_text_, used_text_;                        // of the file
 
   std::mutex mutex_;  // guards what follows

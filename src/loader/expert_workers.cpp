@@ -186,8 +186,12 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
 }
 
 std::unique_ptr<WorkerList> watch_workers(AskedWorkers& asked, WorkerExperts& pool) {
+  const bool has_standbys =
+      std::any_of(asked.welcomes.begin(), asked.welcomes.end(),
+                  [](const WorkerWelcome& welcome) { return welcome.is_standby; });
   asked.list->watch({.update = [&pool](const auto& listed) { pool.update_workers(listed); },
-                     .is_up = [&pool](const std::string& address) { return pool.is_up(address); }});
+                     .is_up = [&pool](const std::string& address) { return pool.is_up(address); },
+                     .has_standbys = has_standbys});
   return std::move(asked.list);
 }
 
