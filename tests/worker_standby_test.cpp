@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 
 // What is to be loaded by whom.
 
-StandbyState standby_state(bool takes_orders, std::vector<bool> may_load,
+StandbyState standby_state(bool takes_orders, const std::vector<bool>& may_load,
                            std::vector<bool> loads = {}) {
   loads.resize(may_load.size());
   return {takes_orders, loads, may_load};
