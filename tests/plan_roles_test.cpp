@@ -99,7 +99,7 @@ TEST(Roles, ARoundTripByHand) {
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
   const Placement p = with_owners({{range(0, 64), {{1, -1}}}, {range(64, 256), {{2, -1}}}});
-  EXPECT_TRUE(has_workers(p));
+  EXPECT_EQ(worker_hosts(p), (std::vector{1, 2}));
   const LayerTime t = LayerModel(in, p, {8, 1024, false, 1}).layer(p.stages[0], 3, &p.layers[0]);
   const double uses_first = 1 - std::pow(0.75, 8), uses_second = 1 - std::pow(0.25, 8);
   const double rows = 8 * (uses_first + uses_second);
@@ -125,11 +125,24 @@ TEST(Roles, ARoundTripByHand) {
 }
 
 TEST(Roles, HostsBesideTheBackboneAreNoWorkers) {
-  EXPECT_FALSE(has_workers(r1_with_experts_on_the_cpu()));
+  EXPECT_TRUE(worker_hosts(r1_with_experts_on_the_cpu()).empty());
   Placement ranks = with_owners({{range(0, 128), {{0, -1}}}, {range(128, 256), {{1, -1}}}});
   ranks.stages[0].devices = {{0, -1}, {1, -1}};
-  EXPECT_FALSE(has_workers(ranks));
-  EXPECT_FALSE(has_workers(with_owners({{range(0, 256), {{1, 0}}}}))) << "GPUs are no workers";
+  EXPECT_TRUE(worker_hosts(ranks).empty());
+  EXPECT_TRUE(worker_hosts(with_owners({{range(0, 256), {{1, 0}}}})).empty())
+      << "GPUs are no workers";
+}
+
+// A pipeline's later stage is a part of the backbone too, whatever layers its host has experts of.
+TEST(Roles, HostsOfAnyStageAreNoWorkers) {
+  Machine m = round_kinds(2);
+  m.hosts = 2;
+  Placement p = with_owners({{range(0, 256), {{1, -1}}}});
+  p.stages = {{0, 30, {{0, 0}}, 1}, {31, 60, {{1, 0}}, 1}};
+  EXPECT_TRUE(worker_hosts(p).empty());
+  const Planned planned("r1", m);
+  const PlanInput in = {planned.config, planned.machine, planned.request.workload, planned.routing};
+  EXPECT_FALSE(roles_of(planned.request, p, predict(in, p)));
 }
 
 TEST(Roles, ThePlanGivesEveryHostWhatItIsGoodFor) {

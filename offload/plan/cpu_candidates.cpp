@@ -11,7 +11,6 @@
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/assigned_experts.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/layer_time.h"
 
 namespace tandem {
 
@@ -369,7 +368,7 @@ std::vector<std::vector<GpuQuota>> HotCandidates::divisions() const {
   std::vector<std::vector<GpuQuota>> all = {own};
   const int host = own[0].gpu.host;
   const auto n = static_cast<int>(in_.machine.host(host).gpus.size());
-  if (own.size() > 1 || has_workers(p_)) return all;
+  if (own.size() > 1 || !worker_hosts(p_).empty()) return all;
   for (int gpus = 2; gpus <= n; ++gpus)
     for (const double part : {0.0, 0.25, 0.5, 0.75, 1.0}) {
       if (gpus < n && part != 0 && part != 1) continue;

@@ -253,7 +253,7 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
       continue;
     }
     e.far_host = load.owner.host;
-    if (!load.owner.is_cpu() || has_device_on(stage, load.owner.host)) {
+    if (!load.owner.is_cpu() || has_backbone(p_, load.owner.host)) {
       far += load.rows;
       continue;
     }
@@ -336,17 +336,6 @@ double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
 
 double requests_seconds(double one_request, int n_workers) {
   return one_request * (n_workers + 1) / 2;
-}
-
-bool has_workers(const Placement& p) {
-  for (const Stage& stage : p.stages)
-    for (const LayerExperts& l : p.layers)
-      for (const ExpertGroup& group : l.groups)
-        for (const DeviceId d : group.owners)
-          if (d.is_cpu() && l.first <= stage.last && l.last >= stage.first &&
-              !has_device_on(stage, d.host))
-            return true;
-  return false;
 }
 
 bool streams(const Placement& p, double chunk_tokens) {

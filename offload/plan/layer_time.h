@@ -97,9 +97,6 @@ constexpr double kRequestSeconds = 46e-6;
 // its own: half of a request's cost is on either side.
 double requests_seconds(double one_request, int n_workers);
 
-// True if the placement has experts on the CPUs of a host without a part of the backbone.
-bool has_workers(const Placement& placement);
-
 // True if a chunk of this length streams its experts to the GPU.
 bool streams(const Placement& placement, double chunk_tokens);
 

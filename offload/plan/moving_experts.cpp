@@ -5,7 +5,6 @@
 
 #include "model/cost.h"
 #include "offload/balance/hot_experts.h"
-#include "offload/plan/layer_time.h"
 
 namespace tandem {
 namespace {
@@ -45,7 +44,7 @@ std::optional<std::string> why_experts_stay(const Placement& p) {
     most = std::max(most, owners.size());
     all.insert(owners.begin(), owners.end());
   }
-  if (has_workers(p)) return "workers keep theirs";
+  if (!worker_hosts(p).empty()) return "workers keep theirs";
   if (most < 2) return "all of a layer are on one device";
   const bool on_cpu = all.begin()->is_cpu();
   const bool mixed =

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "core/check.h"
 #include "core/memory.h"
@@ -73,6 +74,23 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
                 : "",
             gigabytes(m.reserve_bytes), gigabytes(-m.free_bytes()),
             first_without_room(config, p, m));
+}
+
+bool has_backbone(const Placement& p, int host) {
+  const auto is_there = [&](DeviceId d) { return d.host == host; };
+  return std::any_of(p.stages.begin(), p.stages.end(), [&](const Stage& stage) {
+    return std::any_of(stage.devices.begin(), stage.devices.end(), is_there);
+  });
+}
+
+std::vector<int> worker_hosts(const Placement& p) {
+  std::set<int> hosts;
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups)
+      for (const DeviceId d : group.owners)
+        if (d.is_cpu()) hosts.insert(d.host);
+  std::erase_if(hosts, [&](int host) { return has_backbone(p, host); });
+  return {hosts.begin(), hosts.end()};
 }
 
 const LayerExperts* experts_of_layer(const Placement& p, int layer) {

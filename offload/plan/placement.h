@@ -95,6 +95,11 @@ int64_t reserved_bytes(int64_t capacity, bool cpu);
 // device that does not exist, layers without a stage, unsupported splits, memory exceeded.
 void check_placement(const ModelConfig& config, const Machine& machine, const Placement& placement);
 
+// Whether a part of the backbone is on the host's CPU or GPUs.
+bool has_backbone(const Placement& placement, int host);
+// The workers: hosts without a part of the backbone whose CPUs have experts, ascending.
+std::vector<int> worker_hosts(const Placement& placement);
+
 // The entry of a layer; null if it has no experts.
 const LayerExperts* experts_of_layer(const Placement& placement, int layer);
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "core/check.h"
@@ -17,29 +16,31 @@ namespace {
 
 double milli(double seconds) { return seconds * 1e3; }
 
-std::set<int> hosts_of_backbone(const Placement& p) {
-  std::set<int> hosts;
-  for (const Stage& stage : p.stages)
-    for (const DeviceId d : stage.devices) hosts.insert(d.host);
+std::vector<int> hosts_of_backbone(const Machine& m, const Placement& p) {
+  std::vector<int> hosts;
+  for (int host = 0; host < m.n_hosts(); ++host)
+    if (has_backbone(p, host)) hosts.push_back(host);
   return hosts;
 }
 
-std::vector<WorkerRole> workers_of(const Placement& p, const std::set<int>& backbone_hosts) {
-  std::map<int, std::set<int>> experts;  // by host
-  for (const LayerExperts& l : p.layers)
-    for (const ExpertGroup& group : l.groups)
-      for (const DeviceId d : group.owners)
-        if (!backbone_hosts.contains(d.host))
-          experts[d.host].insert(group.experts.begin(), group.experts.end());
+std::vector<WorkerRole> workers_of(const Placement& p) {
   std::vector<WorkerRole> workers;
-  for (const auto& [host, all] : experts) workers.push_back({host, {all.begin(), all.end()}});
+  for (const int host : worker_hosts(p)) {
+    std::set<int> experts;
+    for (const LayerExperts& l : p.layers)
+      for (const ExpertGroup& group : l.groups)
+        if (std::find(group.owners.begin(), group.owners.end(), DeviceId{host, -1}) !=
+            group.owners.end())
+          experts.insert(group.experts.begin(), group.experts.end());
+    workers.push_back({host, {experts.begin(), experts.end()}});
+  }
   return workers;
 }
 
 // The backbone's hosts without the others.
-Machine alone(const Machine& machine, const std::set<int>& backbone_hosts) {
+Machine alone(const Machine& machine, const std::vector<int>& backbone_hosts) {
   Machine m = machine;
-  static_cast<HostKind&>(m) = machine.host(*backbone_hosts.begin());
+  static_cast<HostKind&>(m) = machine.host(backbone_hosts.front());
   m.hosts = static_cast<int>(backbone_hosts.size());
   m.other_kinds.clear();
   return m;
@@ -60,41 +61,27 @@ int least_that_pays(const PlanRequest& r, const Placement& p, const Machine& mac
   return 0;
 }
 
-// The least number of workers of the kind that has most of them whose round trips take longer than
-// the experts: each has an even part of the experts.
+// The least number of workers like the first one whose round trips take longer than the experts:
+// each has an even part of the experts.
 void size_workers(const PlanRequest& r, const Placement& p, Roles& roles) {
   const Machine& m = r.machine;
-  std::map<int, int> n_of_kind;
-  for (const WorkerRole& worker : roles.workers) ++n_of_kind[m.kind_of(worker.host)];
-  roles.kind =
-      std::max_element(n_of_kind.begin(), n_of_kind.end(), [](const auto& a, const auto& b) {
-        return a.second < b.second;
-      })->first;
-  const DeviceId first = {m.first_host_of(roles.kind), -1};
-  roles.one_expert_seconds =
-      one_expert_read_seconds(r.config, rates_of(m, first, p.numa_columns).read_bytes_per_second);
+  const int worker = roles.workers.front().host, kind = m.kind_of(worker);
+  roles.one_expert_seconds = one_expert_read_seconds(
+      r.config, rates_of(m, {worker, -1}, p.numa_columns).read_bytes_per_second);
   const WeightFormat format = p.layers[0].groups[0].format;
+  const RoutingStatistics even(r.config);
+  // As hosts of a kind of their own, so that all others keep their numbers.
   const auto waits = [&](int n) {
     Machine more = m;
-    more.of_kind(roles.kind).hosts = std::max(n + 1, m.of_kind(roles.kind).hosts);
+    more.other_kinds.push_back(m.of_kind(kind));
+    more.other_kinds.back().hosts = n;
+    more.between_kinds = m.link(roles.backbone_hosts.front(), worker);
     Placement with = p;
+    if (!p.numa_columns.empty()) with.numa_columns.push_back(p.numa_columns[kind]);
     ExpertHosts hosts;
-    const int host = more.first_host_of(roles.kind);
-    // Hosts of later kinds, and the backbone's, have other numbers in `more`.
-    const auto moved = [&](int old) {
-      return old + more.first_host_of(m.kind_of(old)) - m.first_host_of(m.kind_of(old));
-    };
-    for (Stage& stage : with.stages)
-      for (DeviceId& d : stage.devices) d.host = moved(d.host);
-    const std::set<int> taken = hosts_of_backbone(with);
-    for (int h = host; std::ssize(hosts.devices) < n; ++h) {
-      if (taken.contains(h)) continue;
-      if (h >= host + more.of_kind(roles.kind).hosts) return true;
-      hosts.devices.push_back({h, -1});
-      hosts.speeds.push_back(1);
-      hosts.slots.push_back(r.config.router.n_experts);
-    }
-    const RoutingStatistics even(r.config);
+    for (int i = 0; i < n; ++i) hosts.devices.push_back({m.n_hosts() + i, -1});
+    hosts.speeds.assign(n, 1);
+    hosts.slots.assign(n, r.config.router.n_experts);
     const PlanInput in = {r.config, more, r.workload, even};
     with.layers = layers_on_hosts(in, hosts, format, 0);
     const LayerTime t = predict(in, with).decode.moe;
@@ -113,17 +100,16 @@ std::string name_of_host(const Machine& m, int host) {
 }  // namespace
 
 std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Prediction& now) {
-  if (!has_workers(p)) return {};
-  const std::set<int> backbone = hosts_of_backbone(p);
   Roles roles;
-  roles.backbone_hosts.assign(backbone.begin(), backbone.end());
-  roles.workers = workers_of(p, backbone);
+  roles.backbone_hosts = hosts_of_backbone(r.machine, p);
+  roles.workers = workers_of(p);
+  if (roles.workers.empty()) return {};
   roles.request_is_measured = r.machine.request_seconds > 0;
   const double request = roles.request_is_measured ? r.machine.request_seconds : kRequestSeconds;
   roles.request_seconds = requests_seconds(request, static_cast<int>(roles.workers.size()));
   roles.round_trip_seconds = now.decode.moe[Part::kExchange];
   roles.expert_seconds = now.decode.moe[Part::kCpuExperts];
-  const Machine without = alone(r.machine, backbone);
+  const Machine without = alone(r.machine, roles.backbone_hosts);
   try {
     const Plan plan = tandem::plan({r.model_name, r.config, without, r.workload, r.routing});
     roles.alone = plan.prediction;

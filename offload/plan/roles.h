@@ -18,7 +18,7 @@ struct Roles {
   std::vector<int> backbone_hosts;
   std::vector<WorkerRole> workers;  // by host
 
-  // Of a decode step's MoE layer.
+  // Times of one MoE layer in a decode step.
   double request_seconds = 0;  // of all requests, without rows and the network's latency
   double round_trip_seconds = 0;
   double expert_seconds = 0;  // of the CPUs' experts
@@ -30,10 +30,9 @@ struct Roles {
   // caches; 0: none up to kMostSequences.
   int pays_from = 0;
 
-  // More workers than this wait longer for round trips than for experts; 0: no number up to
-  // most_useful_ep() does. `kind` is the kind of hosts that is repeated.
+  // More workers like the first one than this wait longer for round trips than for experts; 0: no
+  // number up to most_useful_ep() does.
   int most_workers = 0;
-  int kind = 0;
   double one_expert_seconds = 0;  // reading one, the bound of any number of workers
 };
 

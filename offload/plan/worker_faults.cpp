@@ -9,22 +9,11 @@
 #include <set>
 
 #include "core/check.h"
-#include "offload/plan/layer_time.h"
 
 namespace tandem {
 namespace {
 
 constexpr double kNever = 1e300;
-
-std::vector<int> worker_hosts(const Placement& p) {
-  std::set<int> hosts;
-  for (const LayerExperts& l : p.layers)
-    for (const ExpertGroup& group : l.groups)
-      for (const DeviceId d : group.owners) hosts.insert(d.host);
-  for (const Stage& stage : p.stages)
-    for (const DeviceId d : stage.devices) hosts.erase(d.host);
-  return {hosts.begin(), hosts.end()};
-}
 
 // Decode steps of a placement while some workers are lost.
 class Steps {
@@ -199,7 +188,7 @@ const char* name_of(WorkerFault fault) {
 FaultRun simulate_faults(const PlanInput& in, const Placement& p, const FaultOptions& o) {
   constexpr int kMostFaults = 10'000;
   constexpr double kMostSeconds = 1e6;
-  require(has_workers(p),
+  require(!worker_hosts(p).empty(),
           "faults of workers: this placement has none; choose a machine whose experts are on hosts "
           "without a part of the backbone");
   require(o.n_faults >= 1 && o.n_faults <= kMostFaults, "{} faults: must be 1 to {}", o.n_faults,
