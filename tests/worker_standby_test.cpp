@@ -304,7 +304,7 @@ TEST(WorkerStandby, RowsThatWaitGoToAStandbyThatJoins) {
   EXPECT_GT(backbone.status_of(standby.address())->n_requests, 0);
 }
 
-// The first one refuses for want of memory, and the error names a refusal where there is no other.
+// The first standby lacks memory and refuses. With no other standby the error gives its refusal.
 TEST(WorkerStandby, WhatDoesNotFitIsRefused) {
   Local local;
   Lines notes;

@@ -243,6 +243,20 @@ OwnersOfLayer assign_by_speed(const std::vector<double>& shares, const std::vect
   return owners;
 }
 
+std::vector<int> counts_by_speed(const std::vector<double>& speeds, const std::vector<int>& most,
+                                 int total) {
+  std::vector<int> counts(speeds.size(), 0);
+  for (; total > 0; --total) {
+    int best = -1;
+    const auto end_of = [&](int i) { return (counts[i] + 1) / speeds[i]; };
+    for (int i = 0; i < std::ssize(counts); ++i)
+      if (counts[i] < most[i] && (best < 0 || end_of(i) < end_of(best))) best = i;
+    if (best < 0) break;
+    ++counts[best];
+  }
+  return counts;
+}
+
 void level_loads(OwnersOfLayer& owners, const std::vector<double>& shares,
                  const std::vector<int>& slots) {
   LoadLeveller(owners, shares, slots).run();

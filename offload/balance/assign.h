@@ -27,6 +27,11 @@ OwnersOfLayer assign_experts(const std::vector<double>& shares, const std::vecto
 OwnersOfLayer assign_by_speed(const std::vector<double>& shares, const std::vector<double>& speeds,
                               std::vector<int> slots, int n_redundant);
 
+// `total` things that are alike, divided so that all end together: each goes to the one that would
+// have ended first with it, of those that have fewer than most[i]. Fewer if there is no room.
+std::vector<int> counts_by_speed(const std::vector<double>& speeds, const std::vector<int>& most,
+                                 int total);
+
 // Swaps replicas between ranks, or moves them to free slots, as long as that lowers the largest
 // load. slots: [ranks] the most experts that each may have. Every expert keeps its number of
 // replicas.

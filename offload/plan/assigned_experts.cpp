@@ -61,22 +61,6 @@ double speed_of(const PlanInput& in, DeviceId cpu, WeightFormat format,
                               rows * token_ops(in.config).expert, rows});
 }
 
-// `total` alike experts, none twice on a host, so that the hosts end together.
-std::vector<int> counts_by_speed(const ExpertHosts& hosts, int total, int most) {
-  std::vector<int> counts(hosts.devices.size(), 0);
-  for (; total > 0; --total) {
-    int best = -1;
-    const auto end_of = [&](int host) { return (counts[host] + 1) / hosts.speeds[host]; };
-    for (int host = 0; host < std::ssize(counts); ++host)
-      if (counts[host] < std::min(hosts.slots[host], most) &&
-          (best < 0 || end_of(host) < end_of(best)))
-        best = host;
-    if (best < 0) break;  // fewer replicas than asked for
-    ++counts[best];
-  }
-  return counts;
-}
-
 }  // namespace
 
 ExpertHosts expert_hosts(const PlanInput& in, const Placement& without_experts, WeightFormat format,
@@ -107,7 +91,9 @@ std::vector<ExpertGroup> groups_on_hosts(const PlanInput& in, const ExpertHosts&
   OwnersOfLayer owners(n);
   if (in.routing.uniform()) {
     // Any experts are as good: side by side, and round again for replicas.
-    const std::vector<int> counts = counts_by_speed(hosts, n + n_redundant, n);
+    std::vector<int> most = hosts.slots;
+    for (int& slots : most) slots = std::min(slots, n);
+    const std::vector<int> counts = counts_by_speed(hosts.speeds, most, n + n_redundant);
     int next = 0;
     for (int rank = 0; rank < n_hosts; ++rank)
       for (int i = 0; i < counts[rank]; ++i) owners[next++ % n].push_back(rank);

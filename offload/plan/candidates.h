@@ -38,7 +38,7 @@ int64_t sequences_a_replica(const Placement& placement, int concurrency);
 // Columns of an expert for each NUMA node, in proportion to bandwidth. Empty for one node, and
 // where there are fewer blocks of kSplitMultiple columns than nodes.
 std::vector<int> numa_slices(const ModelConfig& config, const HostKind& kind);
-// Of all kinds of hosts; empty if no kind has any.
+// The slices of every kind of hosts; empty if no kind has slices.
 NumaColumns numa_slices_of_kinds(const ModelConfig& config, const Machine& machine);
 
 // Prefill chunk sizes to try, in tokens, ascending.

@@ -8,6 +8,7 @@
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "model/parameters.h"
+#include "offload/balance/assign.h"
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/assigned_experts.h"
 #include "offload/plan/candidates.h"
@@ -111,10 +112,11 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
     // A bound that assumes experts take no time.
     const double promise = contest.promise(p, ++contest.n_homes, in.routing);
     if (std::isfinite(promise) && contest.hopeless(promise)) continue;
+    const bool hot = layout.cpus.size() == 1 || !layout.alike;
     ExpertHosts hosts;
     if (in.config.router.n_experts > 0) {
       p.kv_tokens = in.workload.context * sequences_a_replica(p, in.workload.concurrency);
-      hosts = expert_hosts(in, p, format, layout.cpus);
+      if (hot) hosts = expert_hosts(in, p, format, layout.cpus);
       p.layers = layout.alike ? assigned.on(layout.cpus, redundant)
                               : layers_on_hosts(in, hosts, format, redundant);
     }
@@ -123,7 +125,6 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
     if (!contest.hopeless(with_experts) || !std::isfinite(with_experts))
       visit_cpu_details(in, p, home, contest);
     const bool one_host = layout.devices.front().host == layout.devices.back().host;
-    const bool hot = layout.cpus.size() == 1 || !layout.alike;
     if (in.config.router.n_experts == 0 || layout.devices[0].is_cpu() || !one_host || !hot)
       continue;
     // Hot experts take at most their part of the time away.
@@ -161,17 +162,10 @@ std::vector<int> numa_slices(const ModelConfig& c, const HostKind& m) {
   if (m.nodes.size() == 1 || c.router.n_experts == 0 || c.expert_dim % kSplitMultiple != 0 ||
       blocks < static_cast<int>(m.nodes.size()))
     return {};
-  // Each block goes to the node that would finish it first.
-  std::vector<int> columns(m.nodes.size(), 0);
-  for (int i = 0; i < blocks; ++i) {
-    size_t best = 0;
-    double earliest = 0;
-    for (size_t n = 0; n < columns.size(); ++n) {
-      const double end = (columns[n] + kSplitMultiple) / m.nodes[n].read_bytes_per_second;
-      if (n == 0 || end < earliest) best = n, earliest = end;
-    }
-    columns[best] += kSplitMultiple;
-  }
+  std::vector<double> rates;
+  for (const NumaNode& node : m.nodes) rates.push_back(node.read_bytes_per_second);
+  std::vector<int> columns = counts_by_speed(rates, std::vector<int>(rates.size(), blocks), blocks);
+  for (int& n : columns) n *= kSplitMultiple;
   return columns;
 }
 

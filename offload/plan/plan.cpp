@@ -66,7 +66,7 @@ std::string smaller_workload(const PlanRequest& r, const std::vector<WeightForma
 
 }  // namespace
 
-Plan plan(const PlanRequest& r) {
+PlannedPlacement plan_placement(const PlanRequest& r) {
   require_sound(r.workload, r.config);
   const bool has_gpus = r.machine.n_all_gpus() > 0;
   require(r.workload.kv != DType::kF8E4M3 || (has_gpus && takes_fp8_cache(r.config.mla)),
@@ -86,13 +86,18 @@ Plan plan(const PlanRequest& r) {
   if (!best.placement) refuse(r, best, formats);
   best.placement->model = r.model_name;
   best.placement->machine = r.machine.name;
-  PlanRequest served = r;
-  served.workload = best.workload;
-  try_all_placements({r.config, r.machine, best.workload, r.routing}, *best.placement);
+  const PlanInput in = {r.config, r.machine, best.workload, r.routing};
+  try_all_placements(in, *best.placement);
   if (best.placement->micro_batches == 2)
-    best.placement->micro_batches_from_sequences =
-        least_halved({r.config, r.machine, best.workload, r.routing}, *best.placement);
-  return assess(served, *best.placement);
+    best.placement->micro_batches_from_sequences = least_halved(in, *best.placement);
+  return {*best.placement, best.workload, predict(in, *best.placement)};
+}
+
+Plan plan(const PlanRequest& r) {
+  const PlannedPlacement planned = plan_placement(r);
+  PlanRequest served = r;
+  served.workload = planned.workload;
+  return assess(served, planned.placement);
 }
 
 Plan assess(const PlanRequest& r, const Placement& placement) {
@@ -366,7 +371,8 @@ Change try_change(const PlanRequest& r, std::string what,
   Change change;
   change.what = std::move(what);
   try {
-    change.prediction = plan({r.model_name, r.config, machine, workload, r.routing}).prediction;
+    change.prediction =
+        plan_placement({r.model_name, r.config, machine, workload, r.routing}).prediction;
     change.fits = true;
   } catch (const Error& error) {
     change.refusal = error.what();

@@ -34,6 +34,15 @@ struct PlanRequest {
 // smallest change that would fit.
 Plan plan(const PlanRequest& request);
 
+// The placement of plan(), the workload with the chosen concurrency, and the prediction, without
+// reasons. Throws what plan() throws.
+struct PlannedPlacement {
+  Placement placement;
+  Workload workload;
+  Prediction prediction;
+};
+PlannedPlacement plan_placement(const PlanRequest& request);
+
 // Predicts and explains a given placement. Throws Error when it is not sound (check_placement).
 Plan assess(const PlanRequest& request, const Placement& placement);
 

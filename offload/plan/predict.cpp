@@ -15,7 +15,7 @@ void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Pr
 double prefill_seconds(const PlanInput& in, const Placement& p, const Step& step, Prediction& out);
 void add_layers(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase);
 void finish(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase);
-// Of the host that takes longest; 0: a disk's speed is unknown.
+// Seconds that the slowest host takes to load; 0: the speed of a disk is unknown.
 double load_seconds(const Machine& machine, const Prediction& prediction);
 
 }  // namespace

@@ -111,7 +111,8 @@ std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Pr
   roles.expert_seconds = now.decode.moe[Part::kCpuExperts];
   const Machine without = alone(r.machine, roles.backbone_hosts);
   try {
-    const Plan plan = tandem::plan({r.model_name, r.config, without, r.workload, r.routing});
+    const PlannedPlacement plan =
+        plan_placement({r.model_name, r.config, without, r.workload, r.routing});
     roles.alone = plan.prediction;
     roles.pays_from = least_that_pays(r, p, without, plan.placement);
   } catch (const Error&) {  // it does not fit

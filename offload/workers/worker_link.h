@@ -62,8 +62,8 @@ class WorkerLink {
   std::chrono::milliseconds deadline() const { return options_.deadline; }
   // Thread-safe. Whether it is known what the worker has: false before a newcomer fits.
   bool is_known() const { return is_known_; }
-  // Of a known worker, thread-safe. A standby has more experts from time to time, and none less: it
-  // is down while it does not have all that it had.
+  // Thread-safe; only for a known worker. The experts of a standby increase and never decrease: it
+  // is down while it lacks any that it had.
   WorkerWelcome welcome() const;
   bool is_standby() const { return is_standby_; }
   // Thread-safe. Whether the worker has more experts than at the last call.

@@ -54,6 +54,10 @@ struct MeasuredNetwork {
 MeasuredNetwork measure_network(const BenchRanks& ranks, const std::vector<int>& host_of_rank,
                                 int64_t bytes, double seconds);
 
+// A machine file after `edit`. `source`: in messages. Throws Error for a file that describes no
+// machine, before or then.
+std::string edited_machine(const std::string& machine, const std::string& source,
+                           const std::function<void(nlohmann::ordered_json& fields)>& edit);
 // A machine file with this network; with n_hosts unless it says itself how many there are.
 // `source`: in messages. Throws Error for a file that describes no machine.
 std::string with_network(const std::string& machine, const std::string& source, Link network,

@@ -67,17 +67,24 @@ MeasuredNetwork measure_network(const BenchRanks& ranks, const std::vector<int>&
           piece * pairs};
 }
 
-std::string with_network(const std::string& machine, const std::string& source, Link network,
-                         int n_hosts) {
+std::string edited_machine(const std::string& machine, const std::string& source,
+                           const std::function<void(nlohmann::ordered_json& fields)>& edit) {
   machine_from_json(machine, source);
   nlohmann::ordered_json tree = parse_ordered_json(machine, source);
-  if (n_hosts > 1 && tree.value("hosts", 1) == 1 && !tree.contains("kinds"))
-    tree["hosts"] = n_hosts;
-  tree["network"] = {{"bytes_per_second", network.bytes_per_second},
-                     {"latency_seconds", network.latency_seconds}};
+  edit(tree);
   std::string text = tree.dump(1) + "\n";
   machine_from_json(text, source);
   return text;
+}
+
+std::string with_network(const std::string& machine, const std::string& source, Link network,
+                         int n_hosts) {
+  return edited_machine(machine, source, [&](nlohmann::ordered_json& fields) {
+    if (n_hosts > 1 && fields.value("hosts", 1) == 1 && !fields.contains("kinds"))
+      fields["hosts"] = n_hosts;
+    fields["network"] = {{"bytes_per_second", network.bytes_per_second},
+                         {"latency_seconds", network.latency_seconds}};
+  });
 }
 
 }  // namespace tandem

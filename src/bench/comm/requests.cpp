@@ -12,8 +12,6 @@
 #include "bench/comm/comm.h"
 #include "comm/alone.h"
 #include "core/memory.h"
-#include "io/json.h"
-#include "io/machine_json.h"
 #include "offload/workers/expert_server.h"
 #include "offload/workers/worker_link.h"
 #include "transport/tcp.h"
@@ -199,10 +197,9 @@ double bench_requests(const BenchInput& bench, const OnRow& on_row) {
 
 std::string with_request_seconds(const std::string& machine, const std::string& source,
                                  double seconds) {
-  machine_from_json(machine, source);
-  nlohmann::ordered_json tree = parse_ordered_json(machine, source);
-  tree["request_seconds"] = seconds;
-  return tree.dump(1) + "\n";
+  return edited_machine(machine, source, [&](nlohmann::ordered_json& fields) {
+    fields["request_seconds"] = seconds;
+  });
 }
 
 }  // namespace tandem
