@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-constexpr uint32_t kKvProtocolVersion = 0x4b560001;  // no worker has this one
+constexpr uint32_t kKvProtocolVersion = 0x4b560002;  // no worker has this one
 
 // What a prefill server has.
 struct KvWelcome {

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-constexpr uint32_t kProtocolVersion = 2;
+constexpr uint32_t kProtocolVersion = 3;
 
 // From both sides, first.
 struct WorkerHello {

@@ -13,15 +13,18 @@ void MessageReader::received(size_t n, MessageSink& sink) {
     if (n_header_ >= sizeof header.magic && header.magic != MessageHeader::kMagic)
       throw ProtocolError("the peer does not speak tandem's protocol");
     if (n_header_ < sizeof header_) return;
-    if (header.kind < MessageKind::kHello || header.kind > kLastMessageKind || header.zero != 0)
+    const bool is_known = header.kind >= MessageKind::kHello && header.kind <= kLastMessageKind;
+    if (!is_known || header.zero != 0 || header.zeros != MessageHeader().zeros)
       throw ProtocolError("a message of an unknown kind");
     body_ = sink.place(header);
     check(body_.size() == header.n_bytes, "a place for the whole body");
+    padding_ = std::span(zeros_).first(padding_of(header.n_bytes));
   } else {
     std::memcpy(&header, header_.data(), sizeof header);
-    body_ = body_.subspan(n);
+    std::span<std::byte>& missing = body_.empty() ? padding_ : body_;
+    missing = missing.subspan(n);
   }
-  if (!body_.empty()) return;
+  if (!body_.empty() || !padding_.empty()) return;
   n_header_ = 0;
   sink.arrived(header);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <deque>
@@ -74,6 +75,7 @@ class TcpConnection final : public MessageConnection {
       header.n_bytes += part.size();
       if (!part.empty()) unsent_.emplace_back(part.data(), part.size());
     }
+    if (const size_t n = padding_of(header.n_bytes)) unsent_.emplace_back(kZeros.data(), n);
     send_some();
   }
 
@@ -103,6 +105,7 @@ class TcpConnection final : public MessageConnection {
 
  private:
   static constexpr size_t kMostParts = 64;  // that Asio writes at a time
+  static constexpr std::array<std::byte, kMessageAlignment> kZeros{};
 
   void send_some() {
     while (!is_sent()) {
