@@ -30,11 +30,11 @@ class OtherEngine : public PrefixSource {
     request.request.prompt = std::move(tokens);
     request.request.max_new_tokens = 1;
     request.first_page = first_page;
-    request.on_page = [this, receiver](int index, std::span<const std::byte> keys) {
+    request.on_page = [this, receiver](int index, BlockPool::Block keys) {
       if (n_pages++ >= most_pages) return;
-      std::vector<std::byte> bytes(keys.begin(), keys.end() - (cuts_pages ? 1 : 0));
+      if (cuts_pages) keys = BlockPool(keys.span().size() - 1, 0).take();
       const std::lock_guard lock(calling_);
-      if (!stopped_) receiver.page(index, std::move(bytes));
+      if (!stopped_) receiver.page(index, std::move(keys));
     };
     request.on_event = [this, receiver](const TokenEvent& event) {
       const std::lock_guard lock(calling_);

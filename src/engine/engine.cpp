@@ -178,7 +178,7 @@ bool Engine::fetches(SequenceId id, const EngineRequest& request) {
   const int n = n_fetchable(request);
   const auto n_cached = static_cast<int>(std::min<int64_t>(n, replicas_.at(0).n_cached(prompt)));
   if (!options_.prefixes->pays(n - n_cached)) return false;
-  const auto page = [this, id](int index, std::vector<std::byte> keys) {
+  const auto page = [this, id](int index, BlockPool::Block keys) {
     return push_page({id, index, std::move(keys)});
   };
   const auto ended = [this, id] {
@@ -207,9 +207,10 @@ void Engine::adopt(const ArrivedPage& page) {
   if (it == arriving_.end()) return;
   const EngineRequest& asked = it->second.asked;
   const auto prompt = std::span(asked.request.prompt).first(n_fetchable(asked));
-  const bool fits = std::ssize(page.keys) == model_.key_bytes(cache_);
+  const std::span<const std::byte> keys = page.keys.span();
+  const bool fits = std::ssize(keys) == model_.key_bytes(cache_);
   const bool is_there = fits && replicas_.at(0).adopt_page(prompt, page.index, [&](int32_t to) {
-    model_.write_page(cache_, to, page.keys);
+    model_.write_page(cache_, to, keys);
     drafter_.will_compute(0, std::span(&to, 1), 0, kPageSize);
     n_fetched_tokens_ += std::min<int64_t>(kPageSize, std::ssize(prompt) - page.index * kPageSize);
   });
@@ -337,14 +338,15 @@ void Engine::give_pages(const Plan& plan) {
   for (const Part& part : plan) {
     Running& r = running_.at(part.id);
     if (!r.asked.on_page) continue;
-    page_keys_.resize(model_.key_bytes(cache_));
+    if (!page_keys_) page_keys_.emplace(model_.key_bytes(cache_), kMaxArrivedPages);
     const Scheduler& scheduler = replicas_.of(part.id);
     const int n_wanted = static_cast<int>(r.asked.request.prompt.size()) - 1;
     const int n = scheduler.n_computed(part.id);
     const int n_pages = n >= n_wanted ? pages_for(n_wanted) : n / kPageSize;
     for (; r.n_given_pages < n_pages; ++r.n_given_pages) {
-      model_.read_page(cache_, scheduler.pages(part.id)[r.n_given_pages], page_keys_);
-      r.asked.on_page(r.n_given_pages, page_keys_);
+      BlockPool::Block keys = page_keys_->take();
+      model_.read_page(cache_, scheduler.pages(part.id)[r.n_given_pages], keys.span());
+      r.asked.on_page(r.n_given_pages, std::move(keys));
     }
   }
 }

@@ -122,7 +122,7 @@ class Engine {
   struct ArrivedPage {
     SequenceId id;
     int index;
-    std::vector<std::byte> keys;
+    BlockPool::Block keys;
   };
   // A row of the step's logits: the distribution of the token after `position` of a sequence.
   struct LogitsRow {
@@ -198,7 +198,7 @@ class Engine {
   ComputingSpeed speed_;
   std::map<SequenceId, Running> running_;  // the requests in replicas_
   std::map<SequenceId, Arriving> arriving_;
-  std::vector<std::byte> page_keys_;  // that are given to a request
+  std::optional<BlockPool> page_keys_;  // for pages that are given to requests
   int64_t n_fetched_tokens_ = 0;
   Plan parts_;                     // of this step
   std::vector<StepArrays> steps_;  // [replicas] of this step

@@ -11,6 +11,7 @@ namespace tandem {
 namespace {
 
 constexpr std::chrono::milliseconds kAgain(500);  // between two tries to connect
+constexpr size_t kMostKeptPages = 32;             // memory of pages that is used again
 
 }  // namespace
 
@@ -179,8 +180,9 @@ class KvClient::Link final : public MessageSink {
     if (!fits)
       throw ProtocolError(fmt::format("an unexpected message of kind {} and {} bytes",
                                       static_cast<int>(header.kind), n));
-    page_.resize(n);
-    return page_;
+    if (n == 0) return {};
+    page_ = pages_.take();
+    return page_.span();
   }
 
   void arrived(const MessageHeader& header) override {
@@ -201,7 +203,6 @@ class KvClient::Link final : public MessageSink {
                      "page {} of {} tokens", index, fetch.request.tokens.size());
     ++n_pages_;
     const bool wants_more = fetch.receiver.page(index, std::move(page_));
-    page_.clear();
     if (!wants_more) give_up(it);
   }
 
@@ -247,7 +248,8 @@ class KvClient::Link final : public MessageSink {
   Clock::time_point heard_{};
   bool is_leaving_ = false;
   std::deque<std::vector<std::byte>> sending_;  // until the connection has sent all of it
-  std::vector<std::byte> page_;                 // that arrives
+  BlockPool pages_{static_cast<size_t>(client_.own_.key_bytes), kMostKeptPages};
+  BlockPool::Block page_;              // that arrives
   std::map<uint64_t, Fetch> fetches_;           // by the numbers of their requests
   uint64_t last_number_ = 0;
   std::string said_;

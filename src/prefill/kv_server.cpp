@@ -22,14 +22,14 @@ class KvServer::Keys {
   struct Message {
     MessageKind kind;
     uint64_t number;
-    std::vector<std::byte> body;
+    BlockPool::Block body;
   };
   explicit Keys(std::shared_ptr<MessageWaiter> waiter) : waiter_(std::move(waiter)) {}
 
   // Returns false if the peer does not take it.
   bool add(Message message) {
     const std::lock_guard lock(mutex_);
-    const auto n = std::ssize(message.body);
+    const auto n = std::ssize(message.body.span());
     if (is_closed_ || n_bytes_ + n > kMostUnsentBytes) return false;
     n_bytes_ += n;
     messages_.push_back(std::move(message));
@@ -133,11 +133,10 @@ class KvServer::Peer final : public MessageSink {
     request.first_page = asked.first_page;
     const auto keys = keys_;
     const auto is_whole = std::make_shared<bool>(true);
-    request.on_page = [keys, number, is_whole](int index, std::span<const std::byte> page) {
+    request.on_page = [keys, number, is_whole](int index, BlockPool::Block page) {
       // A page that is left out makes those after it useless.
-      *is_whole =
-          *is_whole &&
-          keys->add({MessageKind::kAnswer, page_number(number, index), {page.begin(), page.end()}});
+      *is_whole = *is_whole && keys->add({MessageKind::kAnswer, page_number(number, index),
+                                          std::move(page)});
     };
     request.on_event = [keys, number](const TokenEvent& event) {
       if (event.finish) keys->add({MessageKind::kEnd, number, {}});
@@ -157,14 +156,14 @@ class KvServer::Peer final : public MessageSink {
     }
     if (!connection_->is_sent()) return;
     int64_t n = 0;
-    for (const Keys::Message& message : sending_) n += std::ssize(message.body);
+    for (const Keys::Message& message : sending_) n += std::ssize(message.body.span());
     if (n > 0) keys_->sent(n);
     sending_.clear();
   }
 
   void send(Keys::Message message) {
     const Keys::Message& kept = sending_.emplace_back(std::move(message));
-    const MessageBytes body = kept.body;
+    const MessageBytes body = kept.body.span();
     connection_->send(kept.kind, kept.number, std::span(&body, 1));
     last_sent_ = Clock::now();
   }

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/block_pool.h"
+
 namespace tandem {
 
 // A server that keys come from.
@@ -27,7 +29,7 @@ class PrefixSource {
     // The keys of page `index` of the prompt, as StepRunner::read_page() gives them. Pages come
     // in ascending order. Waits while too many pages have not been taken over; returns false if no
     // more are needed.
-    std::function<bool(int index, std::vector<std::byte> keys)> page;
+    std::function<bool(int index, BlockPool::Block keys)> page;
     // Called once, after the last page: nothing more comes.
     std::function<void()> ended;
   };

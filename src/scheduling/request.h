@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/block_pool.h"
 #include "core/clock.h"
 #include "scheduling/sampler.h"
 
@@ -60,8 +61,8 @@ struct EngineRequest {
   std::function<bool(const TokenEvent&)> on_event = {};
   // Called within the step for each page of the prompt without its last token, from first_page on,
   // in order, once its keys are in the cache, as StepRunner::read_page() gives them. The last page
-  // may be partly filled. The bytes are valid during the call.
-  std::function<void(int index, std::span<const std::byte> keys)> on_page = {};
+  // may be partly filled.
+  std::function<void(int index, BlockPool::Block keys)> on_page = {};
   int first_page = 0;
   // Called within the step with the logits [vocab of the model] after prompt token `position`.
   std::function<void(int position, std::span<const float> logits)> on_logits = {};
