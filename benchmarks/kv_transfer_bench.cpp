@@ -1,9 +1,9 @@
 // Keys of prompts from a prefill server to a decode server of this machine, over loopback, beside
 // plain TCP with the same bytes in the same pieces, from as much memory to as much.
-//  keys/TOKENS: pages of 61 layers of R1's latents, 4.5 MB each. Both engines have tiny dense
-//  layers and a thread each. The prefill server has the prompt in its prefix cache, so it computes
-//  one token, and the decode server another; two such steps of a server that has the prompt are
-//  subtracted.
+//  keys/TOKENS/ENCRYPTED: pages of 61 layers of R1's latents, 4.5 MB each. Both engines have tiny
+//  dense layers and a thread each. The prefill server has the prompt in its prefix cache, so it
+//  computes one token, and the decode server another; two such steps of a server that has the
+//  prompt are subtracted.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -106,7 +106,8 @@ class Server {
 // Pieces from one memory to another, over one connection.
 class PlainTcp {
  public:
-  PlainTcp(int n_pieces, int64_t piece) : piece_(piece), from_(n_pieces * piece), to_(from_.bytes()) {
+  PlainTcp(int n_pieces, int64_t piece)
+      : piece_(piece), from_(n_pieces * piece), to_(from_.bytes()) {
     std::fill_n(from_.data(), from_.bytes(), std::byte{1});
     std::fill_n(to_.data(), to_.bytes(), std::byte{2});
     tcp::acceptor acceptor(io_, {asio::ip::make_address("127.0.0.1"), 0});
@@ -140,9 +141,10 @@ double median(std::vector<double> values) {
 
 void keys(benchmark::State& state) {
   const auto n_tokens = static_cast<int>(state.range(0));
+  const Secret secret = state.range(1) != 0 ? Secret("a secret of this benchmark") : Secret();
   const std::unique_ptr<Transport> transport = tcp_transport();
   Server prefill(n_tokens);
-  KvServer server(*transport, {});
+  KvServer server(*transport, {.secret = secret});
   const KvWelcome welcome = {.model = 1,
                              .key_bytes = prefill.page_bytes(),
                              .page_size = kPageSize,
@@ -150,7 +152,9 @@ void keys(benchmark::State& state) {
                              .arithmetic = "the same"};
   server.begin(prefill.engine(), welcome);
   KvClient client(*transport,
-                  {.addresses = {fmt::format("127.0.0.1:{}", server.port())}, .least_tokens = 64},
+                  {.addresses = {fmt::format("127.0.0.1:{}", server.port())},
+                   .secret = secret,
+                   .least_tokens = 64},
                   welcome);
   while (client.n_up() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   Server decode(n_tokens, &client);
@@ -178,9 +182,8 @@ void keys(benchmark::State& state) {
   server.end();
 }
 BENCHMARK(keys)
-    ->Arg(1024)
-    ->Arg(4096)
-    ->ArgName("tokens")
+    ->ArgsProduct({{1024, 4096}, {0, 1}})
+    ->ArgNames({"tokens", "encrypted"})
     ->Iterations(9)
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond);

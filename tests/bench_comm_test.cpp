@@ -222,16 +222,17 @@ TEST(BenchComm, ARequestToAWorkerBesideTcp) {
   bench.options.tokens = {64, 1};
   std::vector<Json> rows;
   const double seconds = bench_requests(bench, [&](const Json& row) { rows.push_back(row); });
-  ASSERT_EQ(rows.size(), 2u);
+  ASSERT_EQ(rows.size(), 4u);
   double least = 1;
   for (const Json& row : rows) {
-    EXPECT_EQ(row["operation"], "request to a worker");
+    const bool is_open = &row < &rows[2];
+    EXPECT_EQ(row["operation"], is_open ? "request to a worker" : "encrypted request");
     const int n = row["tokens"];
     const int64_t back = int64_t{n} * bench.config.dim * 4;
     EXPECT_GT(row["bytes"], back + back / 2) << "BF16 rows, experts and weights";
     EXPECT_LT(row["bytes"], 2 * back + 64);
     EXPECT_GT(row["raw_seconds"].get<double>(), 1e-7);
-    least = std::min(least, row["seconds"].get<double>());
+    if (is_open) least = std::min(least, row["seconds"].get<double>());
   }
   EXPECT_EQ(seconds, least);
   const std::string file = with_request_seconds(

@@ -119,9 +119,17 @@ TEST(ExpertMessages, VersionsAndSecretsMustAgree) {
                    fmt::format("the worker a:1 speaks version {} of the protocol, and this program "
                                "version {}",
                                kProtocolVersion + 1, kProtocolVersion)));
-  EXPECT_TRUE(
-      says(refusal({}, {.has_secret = 1}), "the worker a:1 has a secret, and this program"));
-  EXPECT_TRUE(says(refusal({.has_secret = 1}, {}), "the worker a:1 has no secret, and this"));
+  constexpr auto kProof = Protection::kProof, kEncryption = Protection::kEncryption;
+  for (const Protection with : {kProof, kEncryption}) {
+    EXPECT_TRUE(
+        says(refusal({}, {.protection = with}), "the worker a:1 has a secret, and this program"));
+    EXPECT_TRUE(says(refusal({.protection = with}, {}), "the worker a:1 has no secret, and this"));
+    EXPECT_EQ(refusal({.protection = with}, {.protection = with}), "no error");
+  }
+  EXPECT_TRUE(says(refusal({.protection = kProof}, {.protection = kEncryption}),
+                   "the worker a:1 encrypts what it sends, and this program does not encrypt"));
+  EXPECT_TRUE(says(refusal({.protection = kEncryption}, {.protection = kProof}),
+                   "the worker a:1 does not encrypt what it sends, and this program encrypts"));
 }
 
 constexpr RequestShape kShape = {.n_active = 3, .dim = 32, .max_rows = 4};

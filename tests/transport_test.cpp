@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tests/error_of.h"
+#include "tests/kept_messages.h"
 #include "tests/temp_directory.h"
 #include "transport/secret.h"
 #include "transport/tcp.h"
@@ -21,33 +22,6 @@ namespace tandem {
 namespace {
 
 using std::chrono::milliseconds;
-
-std::vector<std::byte> pattern(size_t n, int seed) {
-  std::vector<std::byte> bytes(n);
-  for (size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::byte>((i * 31 + i / 251 + seed) % 256);
-  return bytes;
-}
-
-// Keeps what comes, and refuses bodies above a limit.
-class Kept final : public MessageSink {
- public:
-  struct Message {
-    MessageHeader header;
-    std::vector<std::byte> body;
-  };
-  explicit Kept(uint64_t most_bytes = 1 << 30) : most_bytes_(most_bytes) {}
-  std::span<std::byte> place(const MessageHeader& header) override {
-    if (header.n_bytes > most_bytes_) throw ProtocolError("too long");
-    body_.assign(header.n_bytes, std::byte{0xee});
-    return body_;
-  }
-  void arrived(const MessageHeader& header) override { messages.push_back({header, body_}); }
-  std::vector<Message> messages;
-
- private:
-  const uint64_t most_bytes_;
-  std::vector<std::byte> body_;
-};
 
 struct Pair {
   std::unique_ptr<Transport> transport = tcp_transport();
@@ -123,9 +97,8 @@ TEST(Transport, BeginsBodiesAtMultiplesOf64Bytes) {
   const auto listener = transport->listen("127.0.0.1:0");
   boost::asio::io_context io;
   boost::asio::ip::tcp::socket raw(io);
-  raw.connect(boost::asio::ip::tcp::endpoint(
-      boost::asio::ip::make_address("127.0.0.1"),
-      static_cast<uint16_t>(listener->port())));
+  raw.connect(boost::asio::ip::tcp::endpoint(boost::asio::ip::make_address("127.0.0.1"),
+                                             static_cast<uint16_t>(listener->port())));
   std::unique_ptr<MessageConnection> connection;
   while (!connection) connection = listener->accept();
   size_t n_bytes = 0;
@@ -268,7 +241,7 @@ std::string hex(const Mac& mac) {
 
 // Computed by Python's hmac module.
 TEST(Secret, ProvesByHmacSha256) {
-  const Secret secret("0123456789abcdef");
+  const Secret secret("0123456789abcdef", false), encrypts("0123456789abcdef");
   const Nonce backbone = counted_from(0), worker = counted_from(100);
   EXPECT_EQ(hex(secret.proof(Prover::kBackbone, backbone, worker)),
             "45ed057b08fa0e48c025cf0de43b5ea64457b51510d3c5cf1869393c7f781ff0");
@@ -279,6 +252,12 @@ TEST(Secret, ProvesByHmacSha256) {
   other[31] ^= std::byte{1};
   EXPECT_FALSE(is_same(mac, other));
   EXPECT_EQ(Secret().proof(Prover::kWorker, backbone, worker), Mac{});
+  EXPECT_EQ(hex(encrypts.proof(Prover::kBackbone, backbone, worker)),
+            "e8c962858ac11a98bad166c1ed19f0c80811f351f992bcc5789e1699ae1b98c4");
+  EXPECT_EQ(hex(encrypts.proof(Prover::kWorker, backbone, worker)),
+            "5e626182ea042ac4316234c6022ead97a33bf20ebcf94afe40e172402f242664");
+  EXPECT_EQ(hex(encrypts.session_key(backbone, worker)),
+            "b4283680066fa45785d4fc16b005de72f9357b91d9afad628fb19fd92363752a");
   EXPECT_NE(random_nonce(), random_nonce());
 }
 

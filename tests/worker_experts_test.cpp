@@ -309,6 +309,8 @@ TEST(ExpertServer, AsksForItsSecret) {
   EXPECT_EQ(ask(Secret("a secret of this test")), "no error");
   EXPECT_TRUE(says(ask(Secret("another one, as long")), "has another secret: give both the same"));
   EXPECT_TRUE(says(ask({}), "has a secret, and this program none"));
+  EXPECT_TRUE(says(ask(Secret("a secret of this test", false)),
+                   "encrypts what it sends, and this program does not encrypt"));
   WorkerThread open(served(kServedModel, "auto"));
   EXPECT_TRUE(says(error_of([&] {
                      WorkerLink(*transport, {.address = open.address(),
@@ -320,7 +322,7 @@ TEST(ExpertServer, AsksForItsSecret) {
   // A peer that says to have one, and does not know it, learns nothing: no proof and no welcome.
   Stranger stranger(worker.address());
   WorkerHello hello;
-  hello.has_secret = 1;
+  hello.protection = Protection::kEncryption;
   const Mac zeros{};
   stranger.send(MessageKind::kHello, std::as_bytes(std::span(&hello, 1)));
   EXPECT_EQ(stranger.next(), MessageKind::kHello);

@@ -232,7 +232,7 @@ TEST(WorkerModels, RefuseWorkersThatDoNotFit) {
   EXPECT_TRUE(says(with({"127.0.0.1:1"}, nothing), "does not answer: Connection refused"));
   EXPECT_TRUE(says(with({"nonsense"}, nothing), "an address is HOST:PORT"));
   EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.placement = "none.json"; }), "--placement"));
-  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.workers.secret_file = "/none"; }),
+  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.workers.secret.file = "/none"; }),
                    "/none: cannot be read"));
 }
 

@@ -20,10 +20,6 @@ namespace {
 
 bool moves(const ServeOptions& s) { return s.rebalance != Rebalance::kOff || s.live_hot_experts; }
 
-Secret secret_of(const std::string& file) {
-  return file.empty() ? Secret() : Secret::from_file(file);
-}
-
 void require_sane(const ServeOptions& s) {
   require_sane(static_cast<const ListenOptions&>(s));
   require(s.max_batch >= 1 && s.max_batch <= kMaxStepTokens,
@@ -53,7 +49,7 @@ void require_sane(const ServeOptions& s) {
           "--role decode: keys that arrive are kept in the prefix cache: leave --no-prefix-cache "
           "out");
   for (const std::string& address : s.prefill) require_tcp_address(address);
-  if (!s.kv_secret_file.empty()) secret_of(s.kv_secret_file);
+  s.kv_secret.read();
   require(s.prefill_from >= 1, "--prefill-from {}: must be 1 or more", s.prefill_from);
   require(s.proxy_url.empty() || s.certificate.empty(),
           "--proxy-url {} and --cert: routers forward plain HTTP: leave one of them out",
@@ -147,8 +143,8 @@ Roles start_roles(const Options& options) {
   const auto note = noter(options.quiet);
   Roles roles = {tcp_transport(), nullptr};
   if (s.role == ServerRole::kDecode) return roles;
-  roles.keys = std::make_unique<KvServer>(
-      *roles.transport, KvServer::Options{s.kv_listen, secret_of(s.kv_secret_file), note});
+  roles.keys = std::make_unique<KvServer>(*roles.transport,
+                                          KvServer::Options{s.kv_listen, s.kv_secret.read(), note});
   note("keys of prompts: listening on " + with_port(s.kv_listen, roles.keys->port()));
   return roles;
 }
@@ -199,7 +195,7 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
     prefixes = [&options, &s, &roles](LoadedModel& loaded) {
       return std::make_unique<KvClient>(*roles.transport,
                                         KvClient::Options{.addresses = s.prefill,
-                                                          .secret = secret_of(s.kv_secret_file),
+                                                          .secret = s.kv_secret.read(),
                                                           .least_tokens = s.prefill_from,
                                                           .note = noter(options.quiet)},
                                         kv_welcome(loaded));
@@ -306,9 +302,9 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
       ->allow_extra_args(false);
   add_value(serve, "--prefill-from", s.prefill_from,
             "tokens of a prompt that are not cached from which they are fetched");
-  serve.add_option("--kv-secret", s.kv_secret_file,
-                   "file with a secret that prefill and decode servers share; needed where other "
-                   "machines can connect");
+  add_secret(serve, "--kv", s.kv_secret,
+             "file with a secret that prefill and decode servers share; needed where other "
+             "machines can connect");
   serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
                  "free the KV cache of a prompt when its answer has ended");
   serve.add_flag("--no-async-output", s.no_async_output,

@@ -39,13 +39,12 @@ int worker_command(const Options& options) {
   const ExpertWorkerOptions& w = options.worker;
   require(w.chunk >= 1 && w.chunk <= kMaxStepTokens, "--chunk {}: must be between 1 and {}",
           w.chunk, kMaxStepTokens);
-  const Secret secret = w.secret_file.empty() ? Secret() : Secret::from_file(w.secret_file);
   const auto note = [&](const std::string& line) {
     if (!options.quiet) print_now(stderr, line);
   };
   const std::unique_ptr<Transport> transport = tcp_transport();
   ExpertServer server(*transport, {.address = w.listen,
-                                   .secret = secret,
+                                   .secret = w.secret.read(),
                                    .is_asked_to_end = [] { return is_asked_to_end != 0; },
                                    .note = note});
   LoadedExperts loaded({.directory = options.model.directory,
@@ -96,9 +95,9 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
   add_value(*worker, "--listen", w.listen,
             "HOST:PORT to listen on, which is printed on standard output once the experts are "
             "loaded; port 0: any free port");
-  worker->add_option("--worker-secret", w.secret_file,
-                     "file with a secret that backbones must know; needed where other machines can "
-                     "connect");
+  add_secret(*worker, "--worker", w.secret,
+             "file with a secret that backbones must know; needed where other machines can "
+             "connect");
   add_format(
       *worker, "--format", w.format,
       "format of the experts in memory: auto (as stored, or int8 or int4 where memory is too "
@@ -129,7 +128,7 @@ void add_workers(CLI::App& command, WorkerOptions& workers) {
                   "computes the experts that none of them has")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command.add_option("--worker-secret", workers.secret_file, "file with the secret of the workers");
+  add_secret(command, "--worker", workers.secret, "file with the secret of the workers");
   command
       .add_option_function<double>(
           "--worker-deadline",

@@ -10,6 +10,7 @@
 #include "offload/plan/worker_faults.h"
 #include "offload/plan/workload.h"
 #include "scheduling/sampler.h"
+#include "transport/secret.h"
 
 namespace tandem {
 
@@ -72,8 +73,8 @@ struct ServeOptions : ListenOptions {
   ServerRole role = ServerRole::kBoth;
   std::string kv_listen = "127.0.0.1:9100";  // of the prefill role
   std::vector<std::string> prefill;          // addresses of prefill servers
-  std::string kv_secret_file;                // empty: none
-  int prefill_from = 256;                    // tokens; shorter prompts are computed here
+  SecretOptions kv_secret;
+  int prefill_from = 256;  // tokens; shorter prompts are computed here
   Rebalance rebalance = Rebalance::kOff;
   bool live_hot_experts = false;
   double rebalance_below = 0.8;  // balancedness
@@ -85,7 +86,7 @@ struct ServeOptions : ListenOptions {
 struct ExpertWorkerOptions {
   std::string experts = "auto";  // experts_from_text(), or "standby"
   std::string listen = "127.0.0.1:9000";
-  std::string secret_file;  // empty: none
+  SecretOptions secret;
   std::optional<WeightFormat> format;
   int chunk = kStepTokens;                 // most rows of a request
   DraftChoice draft = DraftChoice::kAuto;  // LoadedExpertsOptions::draft

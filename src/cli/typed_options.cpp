@@ -171,4 +171,12 @@ void add_activations(CLI::App& command, bool& fp8, const std::string& help) {
   add_choice<bool>(command, "--activations", fp8, {{"bf16", false}, {"fp8", true}}, help);
 }
 
+void add_secret(CLI::App& command, const std::string& name, SecretOptions& value,
+                const std::string& help) {
+  command.add_option(name + "-secret", value.file, help);
+  add_choice(command, name + "-encryption", value.encrypts, {{"on", true}, {"off", false}},
+             "whether what is sent is encrypted too, by TLS 1.3 with a key made from the secret; "
+             "both sides have the same");
+}
+
 }  // namespace tandem

@@ -54,6 +54,9 @@ void add_dispatch(CLI::App& command, ExpertDispatch& value);
 // Experts that replace the router's choice for a measurement.
 void add_simulated_routing(CLI::App& command, SimulatedRouting& value);
 CLI::Option* add_simulated_delay(CLI::App& command, std::chrono::duration<double>& value);
+// NAME-secret and NAME-encryption.
+void add_secret(CLI::App& command, const std::string& name, SecretOptions& value,
+                const std::string& help);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

@@ -77,8 +77,7 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
   require(workers.addresses.empty() || workers.file.empty(),
           "--workers {} and --workers-file {}: give one of them",
           fmt::format("{}", fmt::join(workers.addresses, ",")), workers.file);
-  const Secret secret =
-      workers.secret_file.empty() ? Secret() : Secret::from_file(workers.secret_file);
+  const Secret secret = workers.secret.read();
   AskedWorkers asked{.transport = tcp_transport(),
                      .links = {},
                      .welcomes = {},

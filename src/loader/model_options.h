@@ -14,6 +14,7 @@
 #include "model/weight_format.h"
 #include "offload/plan/simulated_routing.h"
 #include "offload/ranks/expert_owners.h"
+#include "transport/secret.h"
 
 namespace tandem {
 
@@ -51,7 +52,7 @@ struct Ranks {
 struct WorkerOptions {
   std::vector<std::string> addresses = {};  // HOST:PORT
   std::string file = {};                    // with the addresses instead (WorkerList); empty: none
-  std::string secret_file = {};             // empty: they are talked to without a secret
+  SecretOptions secret = {};
   std::chrono::milliseconds deadline{500};  // a worker that was silent for so long is down
   // How long a step, and loading, wait for workers that are down.
   std::chrono::duration<double> patience{10};

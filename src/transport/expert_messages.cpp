@@ -22,6 +22,10 @@ struct LoadAnswerHead {
 
 constexpr uint32_t kMostText = 1000;
 
+const char* encrypts(const WorkerHello& hello) {
+  return hello.protection == Protection::kEncryption ? "encrypts" : "does not encrypt";
+}
+
 template <class T>
 T value_from(MessageBytes body) {
   require_protocol(body.size() >= sizeof(T), "a message of {} bytes is too short", body.size());
@@ -48,11 +52,15 @@ void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
                    "{} speaks version {} of the protocol, and this program version {}: use the "
                    "same version of tandem for both",
                    peer, theirs.version, mine.version);
-  require_protocol((theirs.has_secret != 0) == (mine.has_secret != 0),
-                   "{} has {}: give both the same {}, or neither", peer,
-                   theirs.has_secret != 0 ? "a secret, and this program none"
-                                          : "no secret, and this program one",
-                   option);
+  const bool has_secret = mine.protection != Protection::kNone;
+  require_protocol(
+      (theirs.protection != Protection::kNone) == has_secret,
+      "{} has {}: give both the same {}, or neither", peer,
+      has_secret ? "no secret, and this program one" : "a secret, and this program none", option);
+  require_protocol(theirs.protection == mine.protection,
+                   "{} {} what it sends, and this program {}: give both the same encryption "
+                   "(beside {})",
+                   peer, encrypts(theirs), encrypts(mine), option);
 }
 
 std::vector<std::byte> bytes_of(const WorkerWelcome& w) {

@@ -14,11 +14,11 @@ constexpr uint32_t kProtocolVersion = 3;
 // From both sides, first.
 struct WorkerHello {
   uint32_t version = kProtocolVersion;
-  uint32_t has_secret = 0;
+  Protection protection = Protection::kNone;
   Nonce nonce{};
 };
-// Throws ProtocolError for another version, and when only one side has a secret. `peer` is what the
-// message calls the other side, `option` gives this side's secret.
+// Throws ProtocolError for another version or protection. `peer` is what the message calls the
+// other side, `option` gives this side's secret.
 void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
                            const std::string& peer, const std::string& option);
 

@@ -57,7 +57,7 @@ ClientHandshake::ClientHandshake(Transport& transport, const Options& options)
 std::vector<std::byte> ClientHandshake::welcome(uint64_t most_bytes) {
   const Secret& secret = options_.secret;
   const WorkerHello mine = {
-      .version = options_.version, .has_secret = secret.is_set(), .nonce = random_nonce()};
+      .version = options_.version, .protection = secret.protection(), .nonce = random_nonce()};
   send(MessageKind::kHello, bytes_of_value(mine));
   const auto theirs = value_of<WorkerHello>(receive(MessageKind::kHello, sizeof(WorkerHello)));
   require_same_protocol(mine, theirs, options_.peer, options_.option);
@@ -69,6 +69,8 @@ std::vector<std::byte> ClientHandshake::welcome(uint64_t most_bytes) {
           options_.option);
   require(is_same(verdict.proof, secret.proof(Prover::kWorker, mine.nonce, theirs.nonce)),
           "{} does not know the secret, so it is not used", options_.peer);
+  if (secret.protection() == Protection::kEncryption)
+    connection_->encrypt(secret.session_key(mine.nonce, theirs.nonce), true);
   return receive(MessageKind::kWelcome, most_bytes);
 }
 
@@ -103,7 +105,7 @@ void ClientHandshake::wait(Clock::time_point until) {
 }
 
 ServerHandshake::ServerHandshake(const Secret& secret, uint32_t version) : secret_(secret) {
-  mine_ = {.version = version, .has_secret = secret.is_set(), .nonce = random_nonce()};
+  mine_ = {.version = version, .protection = secret.protection(), .nonce = random_nonce()};
 }
 
 std::span<std::byte> ServerHandshake::place(const MessageHeader& header) {
@@ -123,8 +125,7 @@ void ServerHandshake::arrived(MessageConnection& connection, MessageBytes welcom
   };
   if (stage_ == Stage::kHello) {
     send(MessageKind::kHello, bytes_of_value(mine_));
-    const bool fits =
-        theirs_.version == mine_.version && (theirs_.has_secret != 0) == (mine_.has_secret != 0);
+    const bool fits = theirs_.version == mine_.version && theirs_.protection == mine_.protection;
     stage_ = fits ? Stage::kProof : Stage::kRefused;
     return;
   }
@@ -133,7 +134,10 @@ void ServerHandshake::arrived(MessageConnection& connection, MessageBytes welcom
   stage_ = verdict_.accepted != 0 ? Stage::kAccepted : Stage::kRefused;
   if (is_accepted()) verdict_.proof = secret_.proof(Prover::kWorker, theirs_.nonce, mine_.nonce);
   send(MessageKind::kVerdict, bytes_of_value(verdict_));
-  if (is_accepted()) send(MessageKind::kWelcome, welcome);
+  if (!is_accepted()) return;
+  if (secret_.protection() == Protection::kEncryption)
+    connection.encrypt(secret_.session_key(theirs_.nonce, mine_.nonce), false);
+  send(MessageKind::kWelcome, welcome);
 }
 
 }  // namespace tandem

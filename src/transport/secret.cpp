@@ -19,7 +19,7 @@ Nonce random_nonce() {
   return nonce;
 }
 
-Secret Secret::from_file(const std::string& file) {
+Secret Secret::from_file(const std::string& file, bool encrypts) {
   constexpr size_t kLeast = 16, kMost = 4096;
   std::ifstream in(file, std::ios::binary);
   require(in.is_open(), "{}: cannot be read", file);
@@ -31,13 +31,24 @@ Secret Secret::from_file(const std::string& file) {
   require(text.size() >= kLeast && text.size() <= kMost,
           "{}: a secret has {} to {} bytes, this one {}: write one with `openssl rand -hex 32`",
           file, kLeast, kMost, text.size());
-  return Secret(std::move(text));
+  return Secret(std::move(text), encrypts);
 }
 
 Mac Secret::proof(Prover side, const Nonce& of_backbone, const Nonce& of_worker) const {
-  Mac mac{};
-  if (!is_set()) return mac;
+  if (!is_set()) return {};
   std::string text = side == Prover::kBackbone ? "tandem backbone" : "tandem worker";
+  if (protection() == Protection::kEncryption) text += ", encrypted";
+  return mac(std::move(text), of_backbone, of_worker);
+}
+
+SessionKey Secret::session_key(const Nonce& of_backbone, const Nonce& of_worker) const {
+  check(is_set(), "a secret");
+  return mac("tandem session key", of_backbone, of_worker);
+}
+
+// `text` differs in its first bytes for each purpose.
+Mac Secret::mac(std::string text, const Nonce& of_backbone, const Nonce& of_worker) const {
+  Mac mac{};
   for (const Nonce* nonce : {&of_backbone, &of_worker})
     text.append(reinterpret_cast<const char*>(nonce->data()), nonce->size());
   unsigned n = 0;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "transport/tls_stream.h"
 
 namespace tandem {
 namespace {
@@ -79,17 +80,17 @@ class TcpConnection final : public MessageConnection {
     send_some();
   }
 
-  bool is_sent() const override { return n_sent_ == unsent_.size(); }
+  bool is_sent() const override {
+    return n_sent_ == unsent_.size() && (!tls_ || tls_->is_flushed());
+  }
 
   bool progress(MessageSink& sink) override {
     send_some();
     bool any = false;
     while (reads_) {
       const std::span<std::byte> to = reader_.wanted();
-      error_code error;
-      const size_t n = socket_.read_some(asio::buffer(to.data(), to.size()), error);
-      if (would_block(error)) break;
-      if (error) fail_with(error);
+      const size_t n = read_some(to);
+      if (n == 0) break;
       any = true;
       reader_.received(n, sink);
     }
@@ -98,31 +99,55 @@ class TcpConnection final : public MessageConnection {
 
   void set_reading(bool reads) override { reads_ = reads; }
 
+  void encrypt(const SessionKey& key, bool is_client) override {
+    if (!is_sent()) throw ConnectionError("the other side reads nothing");
+    tls_ = std::make_unique<TlsStream>(socket_.native_handle(), key, is_client);
+  }
+
   pollfd polled() {
-    const int events = (reads_ ? POLLIN : 0) | (is_sent() ? 0 : POLLOUT);
+    const bool waits = tls_ && tls_->writing_needs_bytes();
+    const int events = (reads_ || waits ? POLLIN : 0) | (is_sent() || waits ? 0 : POLLOUT);
     return {socket_.native_handle(), static_cast<short>(events), 0};
   }
+  // Whether bytes have come that poll() does not show.
+  bool has_received() const { return reads_ && tls_ && tls_->has_received(); }
 
  private:
   static constexpr size_t kMostParts = 64;  // that Asio writes at a time
   static constexpr std::array<std::byte, kMessageAlignment> kZeros{};
 
   void send_some() {
-    while (!is_sent()) {
-      const auto parts = std::span(unsent_).subspan(n_sent_);
-      error_code error;
-      size_t n = socket_.write_some(parts.first(std::min(parts.size(), kMostParts)), error);
-      if (would_block(error)) return;
-      if (error) fail_with(error);
+    while (n_sent_ < unsent_.size()) {
+      size_t n = write_some(std::span(unsent_).subspan(n_sent_));
+      if (n == 0) break;
       for (; n > 0 && n >= unsent_[n_sent_].size(); ++n_sent_) n -= unsent_[n_sent_].size();
       if (n > 0) unsent_[n_sent_] += n;
     }
+    if (tls_) tls_->flush();
+    if (!is_sent()) return;
     unsent_.clear();
     headers_.clear();
     n_sent_ = 0;
   }
 
+  // Both return 0 where nothing can be read or written now.
+  size_t read_some(std::span<std::byte> to) {
+    if (tls_) return tls_->read_some(to);
+    error_code error;
+    const size_t n = socket_.read_some(asio::buffer(to.data(), to.size()), error);
+    if (error && !would_block(error)) fail_with(error);
+    return error ? 0 : n;
+  }
+  size_t write_some(std::span<const asio::const_buffer> parts) {
+    if (tls_) return tls_->write_some(parts);
+    error_code error;
+    const size_t n = socket_.write_some(parts.first(std::min(parts.size(), kMostParts)), error);
+    if (error && !would_block(error)) fail_with(error);
+    return error ? 0 : n;
+  }
+
   tcp::socket socket_;
+  std::unique_ptr<TlsStream> tls_;  // null: nothing is encrypted
   MessageReader reader_;
   std::deque<MessageHeader> headers_;       // of the messages in unsent_
   std::vector<asio::const_buffer> unsent_;  // parts, of which the first n_sent_ have left
@@ -160,8 +185,11 @@ class TcpWaiter final : public MessageWaiter {
     polled_.clear();
     polled_.push_back({wakes_, POLLIN, 0});
     if (listener) polled_.push_back(static_cast<TcpListener*>(listener)->polled());
-    for (MessageConnection* const connection : connections)
-      polled_.push_back(static_cast<TcpConnection*>(connection)->polled());
+    for (MessageConnection* const each : connections) {
+      auto* const connection = static_cast<TcpConnection*>(each);
+      polled_.push_back(connection->polled());
+      if (connection->has_received()) at_most = {};
+    }
     const int64_t ns = std::max<int64_t>(0, at_most.count());
     const timespec timeout = {ns / 1'000'000'000, ns % 1'000'000'000};
     if (ppoll(polled_.data(), polled_.size(), &timeout, nullptr) <= 0) return;

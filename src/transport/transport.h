@@ -8,6 +8,7 @@
 #include <string>
 
 #include "transport/message.h"
+#include "transport/secret.h"
 
 namespace tandem {
 
@@ -25,6 +26,10 @@ class MessageConnection {
   virtual bool progress(MessageSink& sink) = 0;
   // Whether progress() receives; true at first. The bytes that come meanwhile stay in the network.
   virtual void set_reading(bool reads) = 0;
+  // Encrypts what is sent and received from now on, by TLS 1.3 with this key, which the other side
+  // has too; one side is the client. All that was given to send() has been sent. Bytes that are not
+  // encrypted with the key make progress() throw.
+  virtual void encrypt(const SessionKey& key, bool is_client) = 0;
 };
 
 class MessageListener {

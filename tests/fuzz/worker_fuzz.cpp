@@ -46,7 +46,8 @@ class Sink final : public MessageSink {
       WorkerHello hello;
       std::memcpy(&hello, body.data(), sizeof hello);
       require_same_protocol({}, hello, "a peer", "--secret");
-      check(hello.version == kProtocolVersion && hello.has_secret == 0, "the same protocol");
+      check(hello.version == kProtocolVersion && hello.protection == Protection::kNone,
+            "the same protocol");
     }
     if (header.kind == MessageKind::kWelcome) {
       const WorkerWelcome welcome = welcome_from(body);

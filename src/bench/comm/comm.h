@@ -36,8 +36,8 @@ void bench_barrier(const BenchRanks& ranks, double seconds, const OnRow& on_row)
 // random routing. The low-latency mode is left out, with a warning, where ranks share no memory.
 void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row);
 
-// Requests of so many rows to a worker of this host, for each number of `tokens`. Returns the
-// seconds of the shortest.
+// Requests of so many rows to a worker of this host, for each number of `tokens`, open and
+// encrypted. Returns the seconds of the shortest open one.
 double bench_requests(const BenchInput& bench, const OnRow& on_row);
 // A machine file with it. `source`: in messages. Throws Error for one that describes no machine.
 std::string with_request_seconds(const std::string& machine, const std::string& source,
