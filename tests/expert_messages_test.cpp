@@ -139,8 +139,8 @@ TEST(ExpertMessages, VersionsAndSecretsMustAgree) {
         [&] { require_same_protocol(mine, theirs, "the worker a:1", "--worker-secret"); });
   };
   EXPECT_EQ(refusal({}, {}), "no error");
-  EXPECT_TRUE(says(refusal({}, {.version = 3}),
-                   "the worker a:1 speaks version 3 of the protocol, and this program version 2"));
+  EXPECT_TRUE(says(refusal({}, {.version = 2}),
+                   "the worker a:1 speaks version 2 of the protocol, and this program version 3"));
   EXPECT_TRUE(
       says(refusal({}, {.has_secret = 1}), "the worker a:1 has a secret, and this program"));
   EXPECT_TRUE(says(refusal({.has_secret = 1}, {}), "the worker a:1 has no secret, and this"));

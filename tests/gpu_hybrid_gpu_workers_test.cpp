@@ -6,6 +6,7 @@
 #include "gpu_kernels/runtime.h"
 #include "loader/expert_workers.h"
 #include "tests/check_close.h"
+#include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
 #include "tests/lost_gpu.h"

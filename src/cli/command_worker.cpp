@@ -66,7 +66,7 @@ int worker_command(const Options& options) {
     note(fmt::format("standby: {} of {} experts fit the free memory, {:.2f} GB each",
                      standby->n_fitting(), loaded.served().config.router.n_experts,
                      gigabytes(standby->expert_bytes())));
-  else if (!loaded.served().welcome.on_gpu.empty())
+  else
     note(loaded.places());
   print_now(stdout, "listening on " + with_port(w.listen, server.port()));
   server.run(loaded.served());

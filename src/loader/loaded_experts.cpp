@@ -19,11 +19,11 @@ namespace {
 // A thread that computes experts hangs: backbones notice that the worker ends, and no hang.
 constexpr std::chrono::seconds kItemPatience(60);
 [[noreturn]] void end_worker() {
-  fmt::print(stderr,
-             "error: a thread that computes experts, or the GPU, has made no progress for {} s: "
-             "the worker "
-             "ends; start it again\n",
-             kItemPatience.count());
+  fmt::print(
+      stderr,
+      "error: a thread that computes experts, or the GPU, has made no progress for {} s: the "
+      "worker ends; start it again\n",
+      kItemPatience.count());
   std::_Exit(1);
 }
 

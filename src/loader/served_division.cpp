@@ -54,7 +54,7 @@ GpuParts gpu_parts(const LoadedExpertsOptions& options, const ServedSubject& sub
           "--chunk {}: use a smaller --chunk, or --device cpu",
           memory.name, gigabytes(memory.free_bytes), gigabytes(memory.free_bytes - left),
           options.max_rows);
-  const GpuParts fitting = fit_gpu(request, memory).parts;
+  GpuParts fitting = fit_gpu(request, memory).parts;
   if (all_on_gpu(fitting)) {
     require(!options.format,
             "--format{}: a GPU keeps experts as the checkpoint stores them, and all fit it: leave "
