@@ -10,7 +10,9 @@
 #include "gpu_kernels/runtime.h"
 #include "loader/served_division.h"
 #include "model/checkpoint.h"
+#include "offload/gpu/cuda_expert_rows.h"
 #include "offload/workers/worker_fit.h"
+#include "ops/cuda_weights.h"
 #include "tests/error_of.h"
 #include "tests/hybrid_placements.h"
 #include "tests/served_on_gpu.h"
@@ -66,6 +68,26 @@ TEST(ServedDivision, FillsTheGpuWithTheSameExpertsOfEveryLayer) {
       }
     }
   }
+}
+
+// Bytes on the GPU, by hand: rows and sums in float, three experts and weights for each row; and
+// nothing of a backbone.
+TEST(ServedDivision, CountsWhatIsAllocated) {
+  const ModelConfig config = ModelConfig::from_directory(kServedModel);
+  const WeightStore store(kServedModel);
+  ModelWeights stored = stored_weights(store, config);
+  const GpuMemory memory = gpu_expert_memory(stored, config, 512);
+  EXPECT_FALSE(memory.streams);
+  EXPECT_EQ(memory.other_bytes({}, 0, 0), CudaExpertRows::bytes_for(config, 512) +
+                                              512 * (2 * 136 * 4 + 2 * 3 * 4) +
+                                              (gpu::open_gpu().emulated ? 0 : 100 << 20));
+  int64_t bytes = 0;  // of expert 0 of both layers
+  for (const int layer : {1, 2}) {
+    const FfnWeights& expert = stored.layers[layer].experts[0];
+    for (const QuantView& w : {expert.gate, expert.up, expert.down})
+      bytes += CudaWeights::bytes_of(w, WeightUse::kExpert);
+  }
+  EXPECT_EQ(memory.weight_bytes(evenly_on_gpu(config, 2)), bytes);
 }
 
 TEST(ServedDivision, SaysWhyTheCpuComputes) {

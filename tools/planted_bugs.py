@@ -1242,7 +1242,7 @@ MUTANTS = [
     ("workers with a GPU: owners on a CPU compute the same", "offload/workers/worker_fit.cpp", [("  if (in_memory.empty()) return worker.gpu_arithmetic;", "  if (in_memory.empty()) return worker.arithmetic;")]),
     ("workers with a GPU: some experts on it count as all", "offload/workers/worker_fit.cpp", [("  if (in_memory.empty()) return", "  if (!on_gpu.empty()) return")]),
     ("workers with a GPU: owners are not compared", "src/loader/expert_workers.cpp", [("require(arithmetic_of(first, both) == arithmetic_of(second, both),", "require(first.arithmetic == second.arithmetic,")]),
-    ("workers with a GPU: one that comes back with fewer experts there is used", "offload/workers/worker_link.cpp", [("  same.on_gpu = on_gpu;\n", "")]),
+    ("workers with a GPU: one that comes back with fewer experts there is used", "offload/workers/worker_link.cpp", [("same != expected_ || on_gpu == expected_.on_gpu,", "true,"), ("  same.on_gpu = on_gpu;\n", "")]),
     ("workers with a GPU: one that has lost it keeps its connections", "offload/workers/expert_server.cpp", [("    peers_.clear();  // backbones notice it at once\n", "")]),
     ("worker messages: an expert on a GPU is in memory", "src/transport/expert_messages.cpp", [("    w.on_gpu[e] = true;", "    w.on_gpu[e] = false;")]),
     ("worker messages: an unknown place of an expert is taken", "src/transport/expert_messages.cpp", [("require_protocol(place <= Place::kGpu,", "require_protocol(place <= static_cast<Place>(255),")]),
