@@ -31,6 +31,27 @@ TEST(ExpertMessages, AWelcomeArrives) {
   EXPECT_EQ(welcome_from(bytes_of(empty)), empty);
 }
 
+WorkerWelcome with_gpu() {
+  WorkerWelcome of = welcome();
+  of.on_gpu = {false, false, true};
+  of.gpu_arithmetic = "GPU";
+  return of;
+}
+
+TEST(ExpertMessages, ExpertsOnAGpuArrive) {
+  EXPECT_EQ(welcome_from(bytes_of(with_gpu())), with_gpu());
+  constexpr size_t kPlaces = 48;
+  std::vector<std::byte> body = bytes_of(with_gpu());
+  body[kPlaces + 1] = std::byte{3};
+  EXPECT_THROW(welcome_from(body), ProtocolError) << "an unknown place";
+  body = bytes_of(with_gpu());
+  body[kPlaces + 2] = std::byte{1};
+  EXPECT_THROW(welcome_from(body), ProtocolError) << "no expert for the GPU's arithmetic";
+  body = bytes_of(welcome());
+  body[kPlaces + 2] = std::byte{2};
+  EXPECT_THROW(welcome_from(body), ProtocolError) << "no arithmetic for the GPU's expert";
+}
+
 TEST(ExpertMessages, AWelcomeOfAnyOtherLengthIsRefused) {
   std::vector<std::byte> body = bytes_of(welcome());
   for (size_t n = 0; n < body.size(); ++n)
@@ -41,8 +62,8 @@ TEST(ExpertMessages, AWelcomeOfAnyOtherLengthIsRefused) {
 
 // Numbers of experts and of bytes of text that would overflow, or claim more than there is.
 TEST(ExpertMessages, AWelcomeWithHugeNumbersIsRefused) {
-  constexpr size_t kExperts = 28, kText = 32;
-  for (const size_t at : {kExperts, kText})
+  constexpr size_t kExperts = 28, kText = 32, kGpuText = 40;
+  for (const size_t at : {kExperts, kText, kGpuText})
     for (const uint32_t n : {4u, 1001u, 0x7fffffffu, 0xffffffffu}) {
       std::vector<std::byte> body = bytes_of(welcome());
       std::memcpy(body.data() + at, &n, sizeof n);
@@ -54,6 +75,9 @@ TEST(ExpertMessages, ATextFromAPeerIsPrintable) {
   WorkerWelcome rude = welcome();
   rude.arithmetic = "a\n\x1b[31m\x7f";
   EXPECT_EQ(welcome_from(bytes_of(rude)).arithmetic, "a??[31m?");
+  rude = with_gpu();
+  rude.gpu_arithmetic = "\n";
+  EXPECT_EQ(welcome_from(bytes_of(rude)).gpu_arithmetic, "?");
 }
 
 TEST(ExpertMessages, ALoadArrives) {

@@ -227,7 +227,8 @@ TEST(WorkerModels, RefuseWorkersThatDoNotFit) {
   EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.directory = kGolden + "v3_bf16"; }),
                    "the worker " + a + " has another model than"));
   EXPECT_TRUE(says(with({a, a}, nothing), "is there twice"));
-  EXPECT_TRUE(says(with({a, other_kernels.address()}, nothing), "both have expert 0, and would"));
+  EXPECT_TRUE(
+      says(with({a, other_kernels.address()}, nothing), "both have experts 0-3, and would"));
   EXPECT_TRUE(says(with({small.address()}, nothing), "takes 4 rows: start it with --chunk"));
   EXPECT_TRUE(says(with({"127.0.0.1:1"}, nothing), "does not answer: Connection refused"));
   EXPECT_TRUE(says(with({"nonsense"}, nothing), "an address is HOST:PORT"));

@@ -27,14 +27,14 @@ QUESTIONS = [f"What is {17 * i + 3} + {401 - 9 * i}?" for i in range(12)]
 
 
 class Worker:
-    def __init__(self, experts="auto", model=TINY, arguments=()):
+    def __init__(self, experts="auto", model=TINY, arguments=(), errors=subprocess.DEVNULL, **env):
         self.command = [TANDEM, "worker", model, "--experts", experts, "--threads", "1", *arguments]
-        self.address = "127.0.0.1:0"
-        self.start()
+        self.address, self.errors = "127.0.0.1:0", errors
+        self.start(**env)
 
-    def start(self):
+    def start(self, **env):
         self.process = subprocess.Popen([*self.command, "--listen", self.address], stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, text=True)
+                                        stderr=self.errors, text=True, env={**os.environ, **env})
         atexit.register(self.process.kill)
         line = self.process.stdout.readline()
         listening = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", line)

@@ -1,5 +1,7 @@
 #include "offload/gpu/cuda_experts.h"
 
+#include <algorithm>
+
 #include "gpu_kernels/products/plain_products.h"
 #include "ops/cuda_products.h"
 #include "ops/cuda_weights.h"
@@ -86,6 +88,12 @@ void CudaExperts::add_to(Ticket ticket, TensorView y) {
   if (!for_tensor_cores(layer)) return add_plainly(started.batch, y);
   rows_.down(started.rows, layer.down, {0, layer.n_experts});
   rows_.add_to(started.rows, y);
+}
+
+bool CudaExperts::rounds_to_bf16() const {
+  return std::all_of(layers_.begin(), layers_.end(), [](const Layer& layer) {
+    return layer.n_experts == 0 || for_tensor_cores(layer);
+  });
 }
 
 bool CudaExperts::for_tensor_cores(const Layer& layer) {

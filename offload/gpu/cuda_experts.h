@@ -25,6 +25,8 @@ class CudaExperts final : public ExpertPool {
       const ModelConfig& config, const ModelWeights& weights,
       const std::vector<std::vector<bool>>& on_other_ranks);
 
+  // Whether kernels round the rows of all layers with experts to BF16.
+  bool rounds_to_bf16() const;
   void add_to(Ticket ticket, TensorView y) override;
 
  private:

@@ -262,6 +262,19 @@ void ExpertServer::run(const ServedExperts& served) {
   batch_.reserve(kMostPeers);
   batcher_.emplace(has_experts_, shape_.max_rows);
   served_ = &served;
+  try {
+    serve(lock);
+  } catch (...) {  // a GPU was lost
+    if (!lock.owns_lock()) lock.lock();
+    served_ = nullptr;
+    listener_.reset();
+    peers_.clear();  // backbones notice it at once
+    throw;
+  }
+  served_ = nullptr;
+}
+
+void ExpertServer::serve(std::unique_lock<std::mutex>& lock) {
   while (serve_connections() || batcher_->has_requests()) {
     was_busy_ = false;
     if (loads_->has_ended()) {
@@ -275,7 +288,6 @@ void ExpertServer::run(const ServedExperts& served) {
     else
       compute_batch(next.peers, lock);
   }
-  served_ = nullptr;
 }
 
 void ExpertServer::wait(Clock::time_point until) {

@@ -58,7 +58,8 @@ class ExpertServer {
   ExpertServer& operator=(const ExpertServer&) = delete;
 
   int port() const { return listener_port_; }
-  // Answers requests until end(). Called once, on the thread of the team.
+  // Answers requests until end(). Called once, on the thread of the team. Throws what computing
+  // throws, as where a GPU was lost; connections are closed then.
   void run(const ServedExperts& served);
   // Thread-safe. Backbones are told; run() returns once they have their answers and have left.
   void end();
@@ -80,6 +81,7 @@ class ExpertServer {
   };
 
   void keep_alive();
+  void serve(std::unique_lock<std::mutex>& lock);
   bool serve_connections();
   void accept();
   void progress_peers();

@@ -32,8 +32,9 @@ void require_whole_shards(const WorkerWelcome& worker, const WorkerNeeds& needs)
             text_of_shards(needs.shards));
     require(n == 0 || may_own(worker, needs, s),
             "it would compute other sums of experts {} than the workers that have them (\"{}\" "
-            "and \"{}\"): start it with the same --isa, --format and --threads",
-            text_of_experts(shard.experts), worker.arithmetic, needs.arithmetic[s]);
+            "and \"{}\"): start it with the same --device, --isa, --format and --threads",
+            text_of_experts(shard.experts), arithmetic_of(worker, shard.experts),
+            needs.arithmetic[s]);
   }
   require(has_any,
           "it has experts {}, and workers are asked for {}: start it with --experts of these, or "
@@ -52,11 +53,21 @@ void require_some_arithmetic(const WorkerWelcome& worker, const WorkerNeeds& nee
   }
   fail(
       "it is a standby that would compute other sums (\"{}\") than all workers ({}): start it with "
-      "the same --isa, --format and --threads",
+      "the same --isa, --format and --threads; standbys compute on CPUs only",
       worker.arithmetic, others);
 }
 
 }  // namespace
+
+std::string arithmetic_of(const WorkerWelcome& worker, const std::vector<int>& experts) {
+  std::vector<int> on_gpu, in_memory;
+  for (const int expert : experts)
+    (!worker.on_gpu.empty() && worker.on_gpu[expert] ? on_gpu : in_memory).push_back(expert);
+  if (on_gpu.empty()) return worker.arithmetic;
+  if (in_memory.empty()) return worker.gpu_arithmetic;
+  return fmt::format("experts {}: {}; experts {}: {}", text_of_experts(on_gpu),
+                     worker.gpu_arithmetic, text_of_experts(in_memory), worker.arithmetic);
+}
 
 WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int n_layers, int max_rows) {
   check(!welcomes.empty(), "a worker of the start");
@@ -74,7 +85,8 @@ WorkerNeeds needs_of(const std::vector<WorkerWelcome>& welcomes, int n_layers, i
                        .max_rows = max_rows};
   needs.model.n_layers = n_layers;
   for (const Shard& shard : needs.shards)
-    needs.arithmetic.push_back(shard.owners.empty() ? "" : welcomes[shard.owners[0]].arithmetic);
+    needs.arithmetic.push_back(
+        shard.owners.empty() ? "" : arithmetic_of(welcomes[shard.owners[0]], shard.experts));
   return needs;
 }
 
@@ -84,7 +96,8 @@ bool has_model(const WorkerWelcome& worker, const WorkerWelcome& model) {
 }
 
 bool may_own(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard) {
-  return !needs.shards[shard].owners.empty() && worker.arithmetic == needs.arithmetic[shard];
+  const Shard& of = needs.shards[shard];
+  return !of.owners.empty() && arithmetic_of(worker, of.experts) == needs.arithmetic[shard];
 }
 
 bool owns(const WorkerWelcome& worker, const WorkerNeeds& needs, size_t shard) {

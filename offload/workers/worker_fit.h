@@ -11,10 +11,15 @@
 
 namespace tandem {
 
+// Says what decides the bits of this worker's sum of these experts, of which those that it does not
+// have count as in its memory: workers with the same text give the same bits.
+std::string arithmetic_of(const WorkerWelcome& worker, const std::vector<int>& experts);
+
 struct WorkerNeeds {
-  WorkerWelcome model;                  // has_model() compares; n_layers: as many as steps use
-  std::vector<Shard> shards;            // as the workers of the start divide the experts
-  std::vector<std::string> arithmetic;  // [shards] of the owners; empty for the backbone's own
+  WorkerWelcome model;        // has_model() compares; n_layers: as many as steps use
+  std::vector<Shard> shards;  // as the workers of the start divide the experts
+  // [shards] arithmetic_of() the owners; empty for experts of the backbone.
+  std::vector<std::string> arithmetic;
   RowType rows;
   int max_rows;  // of a request
 };

@@ -173,6 +173,14 @@ void WorkerLink::require_expected(const WorkerWelcome& welcome) const {
   WorkerWelcome same = welcome;
   if (is_standby_ && same.experts.size() == expected_.experts.size())
     same.experts = expected_.experts;
+  // How many experts fit a GPU depends on what else is in its memory.
+  const std::vector<bool> on_gpu = std::exchange(same.on_gpu, expected_.on_gpu);
+  require(
+      same != expected_ || on_gpu == expected_.on_gpu,
+      "it has experts {} on its GPU, and had {} there before, whose sums have other bits: start "
+      "it when as much memory of the GPU is free",
+      text_of_experts(listed(on_gpu)), text_of_experts(listed(expected_.on_gpu)));
+  same.on_gpu = on_gpu;
   require(same == expected_,
           "it has another model, other experts or other kernels than before: start it as it was");
 }
@@ -287,6 +295,7 @@ WorkerStatus WorkerLink::status() const {
           .has_joined = is_known_ && require_fits_,
           .is_standby = is_standby_,
           .n_experts = std::ssize(listed(expected_.experts)),
+          .n_on_gpu = std::ssize(listed(expected_.on_gpu)),
           .is_loading = load_.is_under_way,
           .n_requests = n_all_requests_,
           .n_failures = n_failures_,

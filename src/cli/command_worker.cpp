@@ -49,6 +49,7 @@ int worker_command(const Options& options) {
                                    .note = note});
   LoadedExperts loaded({.directory = options.model.directory,
                         .experts = w.experts,
+                        .device = options.model.device,
                         .isa = options.model.isa,
                         .n_threads = options.model.n_threads,
                         .format = w.format,
@@ -64,6 +65,8 @@ int worker_command(const Options& options) {
     note(fmt::format("standby: {} of {} experts fit the free memory, {:.2f} GB each",
                      standby->n_fitting(), loaded.served().config.router.n_experts,
                      gigabytes(standby->expert_bytes())));
+  else
+    note(loaded.places());
   print_now(stdout, "listening on " + with_port(w.listen, server.port()));
   server.run(loaded.served());
   return 0;
@@ -110,10 +113,14 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
              "backbones draft (--draft); auto: where that layer is small beside the model and fits "
              "the memory");
   add_value(*worker, "--chunk", w.chunk, "most rows of a request: tokens per step of a backbone");
+  add_device(
+      *worker, options.model.device,
+      "what computes: cpu, cuda (a GPU, which keeps as many of the experts as fit its memory, "
+      "and the CPU for the others) or auto (a GPU if there is one)");
   add_threads(*worker, options.model.n_threads);
   add_isa(*worker, options.model.isa,
           "instruction set: auto, reference, avx2, avx512 or amx; workers with the same expert use "
-          "the same");
+          "the same, or all a GPU for it");
   worker->add_option("--cache", options.model.cache,
                      "folder of the packed cache; without it, $XDG_CACHE_HOME/tandem or "
                      "~/.cache/tandem is read");

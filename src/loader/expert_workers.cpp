@@ -36,15 +36,17 @@ void require_same_bits(const AskedWorkers& asked) {
   for (size_t a = 0; a < asked.welcomes.size(); ++a)
     for (size_t b = a + 1; b < asked.welcomes.size(); ++b) {
       const WorkerWelcome &first = asked.welcomes[a], &second = asked.welcomes[b];
-      if (first.arithmetic == second.arithmetic) continue;
-      for (size_t expert = 0; expert < first.experts.size(); ++expert)
-        require(
-            !first.experts[expert] || !second.experts[expert],
-            "the workers {} and {} both have expert {}, and would compute different sums (\"{}\" "
-            "and \"{}\"): start them with the same --isa, --format and --threads, or with "
-            "different experts",
-            asked.links[a]->address(), asked.links[b]->address(), expert, first.arithmetic,
-            second.arithmetic);
+      std::vector<int> both;
+      for (int expert = 0; expert < std::ssize(first.experts); ++expert)
+        if (first.experts[expert] && second.experts[expert]) both.push_back(expert);
+      if (both.empty()) continue;
+      // Shards are parts of `both`, so their sums agree if the places of all these experts do.
+      require(arithmetic_of(first, both) == arithmetic_of(second, both),
+              "the workers {} and {} both have experts {}, and would compute different sums "
+              "(\"{}\" and \"{}\"): start them with the same --device, --isa, --format and "
+              "--threads, or with different experts",
+              asked.links[a]->address(), asked.links[b]->address(), text_of_experts(both),
+              arithmetic_of(first, both), arithmetic_of(second, both));
     }
 }
 
@@ -172,8 +174,13 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
                                       std::move(asked.links));
   for (const Shard& shard : pool->shards()) {
     std::string owners;
-    for (const int worker : shard.owners)
+    for (const int worker : shard.owners) {
+      const std::vector<bool>& on_gpu = asked.welcomes[worker].on_gpu;
+      const auto n = std::count_if(shard.experts.begin(), shard.experts.end(),
+                                   [&](int e) { return !on_gpu.empty() && on_gpu[e]; });
       owners += (owners.empty() ? "" : " or ") + addresses[worker];
+      if (n > 0) owners += n == std::ssize(shard.experts) ? " (GPU)" : " (GPU and CPU)";
+    }
     of.options.note(fmt::format("experts {}: {}", text_of_experts(shard.experts),
                                 owners.empty() ? "this process" : owners));
   }

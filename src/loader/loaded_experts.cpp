@@ -9,8 +9,8 @@
 #include "loader/model_identity.h"
 #include "loader/mtp_layers.h"
 #include "loader/pack_weights.h"
+#include "loader/served_division.h"
 #include "model/checkpoint.h"
-#include "offload/plan/fit.h"
 #include "offload/workers/shards.h"
 
 namespace tandem {
@@ -21,8 +21,8 @@ constexpr std::chrono::seconds kItemPatience(60);
 [[noreturn]] void end_worker() {
   fmt::print(
       stderr,
-      "error: a thread that computes experts has made no progress for {} s: the worker ends; "
-      "start it again\n",
+      "error: a thread that computes experts, or the GPU, has made no progress for {} s: the "
+      "worker ends; start it again\n",
       kItemPatience.count());
   std::_Exit(1);
 }
@@ -50,35 +50,74 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
   checkpoint_.stored = stored_weights(store, config_);
-  ExpertsLayout experts = layout(options, checkpoint_.stored);
-  if (options.draft == DraftChoice::kAuto) add_mtp(options, experts);
+  ServedDivision division = divide_served(options, subject(checkpoint_.stored));
+  if (options.draft == DraftChoice::kAuto) add_mtp(options, division);
+  load(options, division);
+  team_ = std::make_unique<Team>(topology_);
+  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, options.max_rows, *team_);
+  pool_ = gpu_ ? &gpu_->with(*experts_) : experts_.get();
+  watch_ = std::make_unique<ProgressWatch>(
+      [this] {
+        const WorkProgress cpu = team_->progress(), gpu = gpu_ ? gpu_->progress() : WorkProgress();
+        return WorkProgress{cpu.has_work || gpu.has_work, cpu.events + gpu.events};
+      },
+      kItemPatience, end_worker);
+  describe(options, division);
+  if (!standby_) checkpoint_ = {};
+}
+
+void LoadedExperts::load(const LoadedExpertsOptions& options, const ServedDivision& division) {
+  const WeightStore& store = *checkpoint_.store;
   const LoadPlan plan = {
-      .layout = {kernels_, experts},
+      .layout = {kernels_, division.in_memory},
       .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
       .cache_use = options.cache_use,
       .n_threads = topology_.n_cores(),
       .progress = options.progress,
       .write_progress = options.write_progress,
       .warn = options.warn};
-  if (welcome_.is_standby) {
-    prepare_standby(options, plan);
+  if (welcome_.is_standby) return prepare_standby(options, plan);
+  if (division.has_gpu()) {
+    const GpuExpertsOptions on_gpu = {options.max_rows, topology_.n_cores(), options.progress};
+    gpu_ = load_gpu_experts(store, checkpoint_.stored, config_, on_gpu, division.gpu);
+  }
+  if (division.has_gpu() && all_on_gpu(division.gpu)) {
+    weights_ = no_experts(checkpoint_.stored, config_, home_, division.in_memory);
   } else {
     LoadedWeights loaded = load_weights(store, checkpoint_.stored, config_, plan, home_);
     weights_ = std::move(loaded.weights);
     report_ = loaded.report;
   }
-  team_ = std::make_unique<Team>(topology_);
-  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, options.max_rows, *team_);
-  watch_ = std::make_unique<ProgressWatch>([this] { return team_->progress(); }, kItemPatience,
-                                           end_worker);
-  welcome_.model = model_identity(store);
+}
+
+// What backbones are told.
+void LoadedExperts::describe(const LoadedExpertsOptions& options, const ServedDivision& division) {
+  welcome_.model = model_identity(*checkpoint_.store);
   welcome_.n_layers = config_.n_all_layers();
   welcome_.n_active = config_.router.n_active;
   welcome_.dim = static_cast<int32_t>(config_.dim);
   welcome_.max_rows = options.max_rows;
-  welcome_.takes_bf16 = takes_bf16(kernels_, checkpoint_.stored, plan.layout.experts, config_);
-  welcome_.arithmetic = arithmetic_text(kernels_, plan.layout.experts, weights_, config_);
-  if (!standby_) checkpoint_ = {};
+  const bool any_in_memory = !gpu_ || !all_on_gpu(division.gpu);
+  welcome_.takes_bf16 = (!gpu_ || gpu_->takes_bf16()) &&
+                        (!any_in_memory || tandem::takes_bf16(kernels_, checkpoint_.stored,
+                                                              division.in_memory, config_));
+  welcome_.arithmetic = arithmetic_text(kernels_, division.in_memory, weights_, config_);
+  welcome_.on_gpu = division.on_gpu;
+  if (gpu_) welcome_.gpu_arithmetic = gpu_->arithmetic();
+}
+
+std::string LoadedExperts::places() const {
+  std::vector<bool> in_memory = welcome_.experts;
+  for (size_t e = 0; e < welcome_.on_gpu.size(); ++e)
+    if (welcome_.on_gpu[e]) in_memory[e] = false;
+  const std::string others = text_of_experts(listed(in_memory));
+  if (!gpu_) return fmt::format("experts {} in memory", others);
+  return fmt::format("experts {} on {}{}", text_of_experts(listed(welcome_.on_gpu)),
+                     gpu_->gpu_name(), others.empty() ? "" : ", " + others + " in memory");
+}
+
+ServedSubject LoadedExperts::subject(ModelWeights& stored) const {
+  return {config_, stored, home_, welcome_.experts};
 }
 
 // Throws Error where not even one expert fits, which would be of no use.
@@ -99,44 +138,8 @@ void LoadedExperts::prepare_standby(const LoadedExpertsOptions& options, LoadPla
           gigabytes(options.free_bytes()));
 }
 
-// Nothing but the experts that it serves.
-ExpertsLayout LoadedExperts::layout(const LoadedExpertsOptions& options,
-                                    ModelWeights& stored) const {
-  Elsewhere elsewhere{.experts = {}, .backbone = true};
-  elsewhere.experts.resize(config_.n_all_layers());
-  for (int layer = 0; layer < config_.n_all_layers(); ++layer) {
-    if (!config_.is_moe(layer)) continue;
-    elsewhere.experts[layer] = welcome_.experts;
-    elsewhere.experts[layer].flip();
-  }
-  const int64_t memory = machine_info().memory_bytes;
-  const HostMemory host = {memory,
-                           [&](const ExpertsLayout& experts) { return bytes(stored, experts); }};
-  const FitRequest request = {.config = config_,
-                              .context = 0,
-                              .kv_fraction = 0,
-                              .max_kv_tokens = 0,
-                              .kv_type = DType::kBF16,
-                              .experts = options.format};
-  try {
-    return fit_host(request, host, elsewhere);
-  } catch (const Error&) {
-    ExpertsLayout asked(options.format);
-    asked.keep_elsewhere(elsewhere);
-    fail(
-        "the experts of --experts {} need {:.1f} GB of memory{} and this machine has {:.1f} GB: "
-        "name fewer of them, or use --format int4",
-        options.experts, host.bytes(asked) * 1e-9,
-        options.format ? " as " + format_name(*options.format) : "", memory * 1e-9);
-  }
-}
-
-int64_t LoadedExperts::bytes(ModelWeights& stored, const ExpertsLayout& experts) const {
-  return packed_bytes(stored, config_, home_, experts);
-}
-
 // With experts of the MTP layers if backbones may use these, and they displace nothing.
-void LoadedExperts::add_mtp(const LoadedExpertsOptions& options, ExpertsLayout& experts) {
+void LoadedExperts::add_mtp(const LoadedExpertsOptions& options, ServedDivision& division) {
   const WeightStore& store = *checkpoint_.store;
   if (!why_no_mtp(options.directory, store, config_).empty() ||
       mtp_share(config_) > options.largest_mtp_share)
@@ -145,13 +148,17 @@ void LoadedExperts::add_mtp(const LoadedExpertsOptions& options, ExpertsLayout& 
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   try {
     ModelWeights all = stored_weights(store, config_);
-    ExpertsLayout with = layout(options, all);
+    LoadedExpertsOptions same = options;
+    same.device = division.has_gpu() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+    ServedDivision with = divide_served(same, subject(all));
     const double most = kMostMemoryWithMtp * static_cast<double>(machine_info().memory_bytes);
-    require(static_cast<double>(bytes(all, with)) <= most &&
-                with.conversions() == experts.conversions(),
+    const int64_t bytes = packed_bytes(all, config_, home_, with.in_memory);
+    require(static_cast<double>(bytes) <= most &&
+                with.in_memory.conversions() == division.in_memory.conversions(),
             "memory is too small for them");
+    require(with.on_gpu == division.on_gpu, "the GPU has room for fewer experts with them");
     checkpoint_.stored = std::move(all);
-    experts = std::move(with);
+    division = std::move(with);
   } catch (const Error& why) {
     config_ = without;
     options.warn(fmt::format(

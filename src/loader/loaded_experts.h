@@ -6,6 +6,7 @@
 
 #include "core/machine_info.h"
 #include "core/progress_watch.h"
+#include "loader/gpu_experts.h"
 #include "loader/load_weights.h"
 #include "loader/model_options.h"
 #include "loader/spare_experts.h"
@@ -20,7 +21,10 @@ constexpr std::string_view kStandby = "standby";
 
 struct LoadedExpertsOptions {
   std::string directory;
-  std::string experts = "auto";             // experts_from_text(), or kStandby
+  std::string experts = "auto";  // experts_from_text(), or kStandby
+  // Which devices compute: the CPU, or a GPU for as many experts as fit it and the CPU for the
+  // others. kAuto: a GPU where one takes experts. Standbys compute on CPUs.
+  DeviceChoice device = DeviceChoice::kCpu;
   std::optional<cpu::Isa> isa = {};         // empty: default_isa()
   int n_threads = 0;                        // 0: one per core
   std::optional<WeightFormat> format = {};  // empty: as stored, or what fits the memory
@@ -37,23 +41,27 @@ struct LoadedExpertsOptions {
   std::function<int64_t()> free_bytes = [] { return available_memory_bytes(); };
 };
 
+struct ServedDivision;
+struct ServedSubject;
+
 class LoadedExperts {
  public:
   // Throws Error for invalid options or checkpoints, and for too little memory. The calling thread
   // becomes one of the team.
   explicit LoadedExperts(const LoadedExpertsOptions& options);
 
-  ServedExperts served() {
-    return {config_, kernels_, *experts_, *team_, welcome_, standby_.get()};
-  }
+  ServedExperts served() { return {config_, kernels_, *pool_, *team_, welcome_, standby_.get()}; }
+  // Where the experts are, in one line.
+  std::string places() const;
   const StandbyExperts* standby() const { return standby_.get(); }  // null: it is none
-  CpuExperts& experts() { return *experts_; }
+  CpuExperts& experts() { return *experts_; }                       // those that are not on a GPU
   const LoadReport& load_report() const { return report_; }
 
  private:
-  ExpertsLayout layout(const LoadedExpertsOptions& options, ModelWeights& stored) const;
-  int64_t bytes(ModelWeights& stored, const ExpertsLayout& experts) const;
-  void add_mtp(const LoadedExpertsOptions& options, ExpertsLayout& experts);
+  ServedSubject subject(ModelWeights& stored) const;
+  void load(const LoadedExpertsOptions& options, const ServedDivision& division);
+  void describe(const LoadedExpertsOptions& options, const ServedDivision& division);
+  void add_mtp(const LoadedExpertsOptions& options, ServedDivision& division);
   void prepare_standby(const LoadedExpertsOptions& options, LoadPlan plan);
 
   ModelConfig config_;  // complete before anything refers to it
@@ -65,6 +73,8 @@ class LoadedExperts {
   LoadReport report_;
   std::unique_ptr<Team> team_;
   std::unique_ptr<CpuExperts> experts_;
+  std::unique_ptr<GpuExperts> gpu_;  // null: no expert is on a GPU
+  ExpertPool* pool_ = nullptr;       // of all experts
   std::unique_ptr<ProgressWatch> watch_;
   WorkerWelcome welcome_;
   std::unique_ptr<StandbyExperts> standby_;  // the last member: its thread uses others

@@ -12,7 +12,9 @@ namespace tandem {
 
 class CudaDevice final : public Device {
  public:
-  // Device memory that recordings may take; gpu_model.cpp reserves it.
+  // Device memory that CUDA itself and the program's kernels take, and that recordings may take;
+  // gpu_model.cpp reserves it.
+  static constexpr int64_t kContextBytes = 100 << 20;
   static constexpr int64_t kRecordedBytes = 200 << 20;
   // For ranks, which must forget the same recordings: only their number is limited.
   static constexpr int64_t kAnyBytes = std::numeric_limits<int64_t>::max();

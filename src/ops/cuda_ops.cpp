@@ -56,12 +56,7 @@ CudaOps::~CudaOps() {
 }
 
 void CudaOps::require_takes(const ModelConfig& c) {
-  require(c.scale_block % 4 == 0,
-          "weight_block_size {}: the GPU kernels need a multiple of 4; use --device cpu",
-          c.scale_block);
-  require(c.router.n_experts <= gpu::kMaxExperts,
-          "{} experts: the router on a GPU supports at most {}; use --device cpu",
-          c.router.n_experts, gpu::kMaxExperts);
+  CudaProducts::require_takes(c);
   CudaAttention::require_takes(c.mla);
 }
 

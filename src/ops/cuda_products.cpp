@@ -135,6 +135,15 @@ int64_t CudaProducts::bytes_for(const ModelConfig& config, CudaLimits limits) {
          kCounterBytes;
 }
 
+void CudaProducts::require_takes(const ModelConfig& c) {
+  require(c.scale_block % 4 == 0,
+          "weight_block_size {}: the GPU kernels need a multiple of 4; use --device cpu",
+          c.scale_block);
+  require(c.router.n_experts <= gpu::kMaxExperts,
+          "{} experts: the router on a GPU supports at most {}; use --device cpu",
+          c.router.n_experts, gpu::kMaxExperts);
+}
+
 void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView out) {
   const gpu::Weight w = gpu_weight(weights);
   const auto n_tokens = static_cast<int>(x.rows);

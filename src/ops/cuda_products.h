@@ -19,6 +19,8 @@ class CudaProducts {
   // For the dense matrices of a model. Throws Error when too little GPU memory is left.
   CudaProducts(const ModelConfig& config, CudaLimits limits, gpu::Stream& stream);
   static int64_t bytes_for(const ModelConfig& config, CudaLimits limits);
+  // Throws Error for scale blocks and numbers of experts that no kernel takes.
+  static void require_takes(const ModelConfig& config);
 
   // out = x w^T. Rounds x to BF16, or to FP8 where rounds_to_fp8(), unless w is float or has scale
   // blocks that tensor cores do not support.

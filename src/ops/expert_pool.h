@@ -43,6 +43,7 @@ struct WorkerStatus {
   bool has_joined;     // after the start
   bool is_standby;     // it loads experts of workers that are lost
   int64_t n_experts;   // of every layer that it has
+  int64_t n_on_gpu;    // of these that are on its GPU
   bool is_loading;     // it was asked to load some, and has not answered
   int64_t n_requests;  // that were sent
   int64_t n_failures;  // how often it was lost

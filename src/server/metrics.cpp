@@ -153,6 +153,8 @@ void workers_text(PrometheusText& t, const std::vector<WorkerStatus>& workers) {
        [](Status s) { return s.is_standby ? 1 : 0; });
   each("experts", "gauge", "Experts of every layer that a worker has.",
        [](Status s) { return s.n_experts; });
+  each("gpu_experts", "gauge", "Experts of every layer that are on a worker's GPU.",
+       [](Status s) { return s.n_on_gpu; });
   each("loading", "gauge", "1 while a standby loads experts.",
        [](Status s) { return s.is_loading ? 1 : 0; });
   each("requests_total", "counter", "Requests for sums of experts that were sent to a worker.",

@@ -12,7 +12,11 @@ struct WelcomeHead {
   uint64_t model;
   int32_t n_layers, n_active, dim, max_rows;
   uint32_t takes_bf16, n_experts, n_text, is_standby;
+  uint32_t n_gpu_text, zero;
 };
+
+// Of an expert in a welcome.
+enum class Place : uint8_t { kNowhere, kMemory, kGpu };
 
 struct LoadAnswerHead {
   LoadAnswer::State state;
@@ -64,7 +68,7 @@ void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
 }
 
 std::vector<std::byte> bytes_of(const WorkerWelcome& w) {
-  check(w.arithmetic.size() <= kMostText, "a short text");
+  check(w.arithmetic.size() <= kMostText && w.gpu_arithmetic.size() <= kMostText, "short texts");
   const WelcomeHead head = {.model = w.model,
                             .n_layers = w.n_layers,
                             .n_active = w.n_active,
@@ -73,25 +77,35 @@ std::vector<std::byte> bytes_of(const WorkerWelcome& w) {
                             .takes_bf16 = w.takes_bf16,
                             .n_experts = static_cast<uint32_t>(w.experts.size()),
                             .n_text = static_cast<uint32_t>(w.arithmetic.size()),
-                            .is_standby = w.is_standby};
-  std::vector<std::byte> body(sizeof head + w.experts.size() + w.arithmetic.size());
+                            .is_standby = w.is_standby,
+                            .n_gpu_text = static_cast<uint32_t>(w.gpu_arithmetic.size()),
+                            .zero = 0};
+  const std::string texts = w.arithmetic + w.gpu_arithmetic;
+  std::vector<std::byte> body(sizeof head + w.experts.size() + texts.size());
   std::memcpy(body.data(), &head, sizeof head);
-  for (size_t e = 0; e < w.experts.size(); ++e)
-    body[sizeof head + e] = std::byte{static_cast<uint8_t>(w.experts[e])};
-  if (!w.arithmetic.empty())
-    std::memcpy(body.data() + sizeof head + w.experts.size(), w.arithmetic.data(),
-                w.arithmetic.size());
+  for (size_t e = 0; e < w.experts.size(); ++e) {
+    const bool on_gpu = !w.on_gpu.empty() && w.on_gpu[e];
+    check(!on_gpu || w.experts[e], "an expert on the GPU is one that the worker has");
+    body[sizeof head + e] = static_cast<std::byte>(on_gpu         ? Place::kGpu
+                                                   : w.experts[e] ? Place::kMemory
+                                                                  : Place::kNowhere);
+  }
+  if (!texts.empty())
+    std::memcpy(body.data() + sizeof head + w.experts.size(), texts.data(), texts.size());
   check(body.size() <= kMostWelcomeBytes, "a welcome that its receiver takes");
   return body;
 }
 
 WorkerWelcome welcome_from(MessageBytes body) {
   const auto head = value_from<WelcomeHead>(body);
-  require_protocol(head.n_text <= kMostText &&
-                       sizeof head + uint64_t{head.n_experts} + head.n_text == body.size(),
-                   "a welcome of {} bytes, with {} experts and a text of {} bytes", body.size(),
-                   head.n_experts, head.n_text);
+  require_protocol(
+      head.n_text <= kMostText && head.n_gpu_text <= kMostText &&
+          sizeof head + uint64_t{head.n_experts} + head.n_text + head.n_gpu_text == body.size(),
+      "a welcome of {} bytes, with {} experts and texts of {} and {} bytes", body.size(),
+      head.n_experts, head.n_text, head.n_gpu_text);
   require_protocol(head.max_rows > 0, "a worker that takes {} rows", head.max_rows);
+  const MessageBytes places = body.subspan(sizeof head, head.n_experts),
+                     texts = body.subspan(sizeof head + head.n_experts);
   WorkerWelcome w = {.model = head.model,
                      .n_layers = head.n_layers,
                      .n_active = head.n_active,
@@ -100,9 +114,19 @@ WorkerWelcome welcome_from(MessageBytes body) {
                      .takes_bf16 = head.takes_bf16 != 0,
                      .is_standby = head.is_standby != 0,
                      .experts = std::vector<bool>(head.n_experts),
-                     .arithmetic = text_from(body.subspan(sizeof head + head.n_experts))};
-  const MessageBytes flags = body.subspan(sizeof head, head.n_experts);
-  for (size_t e = 0; e < flags.size(); ++e) w.experts[e] = flags[e] != std::byte{0};
+                     .arithmetic = text_from(texts.first(head.n_text)),
+                     .gpu_arithmetic = text_from(texts.subspan(head.n_text))};
+  for (size_t e = 0; e < places.size(); ++e) {
+    const auto place = static_cast<Place>(places[e]);
+    require_protocol(place <= Place::kGpu, "expert {} is at the unknown place {}", e,
+                     static_cast<int>(places[e]));
+    w.experts[e] = place != Place::kNowhere;
+    if (place != Place::kGpu) continue;
+    w.on_gpu.resize(places.size());
+    w.on_gpu[e] = true;
+  }
+  require_protocol(w.on_gpu.empty() == w.gpu_arithmetic.empty(),
+                   "a worker that does not say how its GPU computes, or has no experts there");
   return w;
 }
 

@@ -38,8 +38,12 @@ struct WorkerWelcome {
   bool takes_bf16 = false;    // its kernels round rows to BF16 anyway
   bool is_standby = false;    // it loads experts that it is asked to load
   std::vector<bool> experts;  // [n_experts] those that it computes, of each of these layers
-  // Kernels, format of the experts and slices: workers with the same text give the same bits.
+  // [n_experts] those of them that are on its GPU; empty: none is.
+  std::vector<bool> on_gpu = {};
+  // What decides the bits of a sum of experts in its memory, and of experts on its GPU: kernels,
+  // format of the experts, slices. arithmetic_of() compares them.
   std::string arithmetic;
+  std::string gpu_arithmetic = {};  // empty: no expert is on a GPU
   bool operator==(const WorkerWelcome&) const = default;
 };
 constexpr uint64_t kMostWelcomeBytes = 1 << 16;
@@ -80,7 +84,8 @@ constexpr int64_t bytes_of(RowType type) { return type == RowType::kF32 ? 4 : 2;
 
 // A request begins with this; ids kI32 [n_rows, n_active] and weights kF32 of the same shape
 // follow, zeros up to a multiple of 64 bytes, and the rows [n_rows, dim]. The answer is kF32
-// [n_rows, dim]: the sum of weight * expert(row) over the experts of each row, in ascending order.
+// [n_rows, dim]: the sum of weight * expert(row) over the experts of each row, in ascending order;
+// where some are on the worker's GPU, the sum of these, to which the sum of the others is added.
 struct RequestHead {
   int32_t layer = 0, n_rows = 0;
   RowType type = RowType::kF32;

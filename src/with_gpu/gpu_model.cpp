@@ -1,7 +1,6 @@
 #include "loader/gpu_model.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "comm/agreement.h"
 #include "core/clock.h"
@@ -16,62 +15,10 @@
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
 #include "with_gpu/gpu_expert_mover.h"
-#include "with_gpu/upload_jobs.h"
+#include "with_gpu/gpu_weights.h"
 
 namespace tandem {
 namespace {
-
-// Where a tensor is stored for the GPU: in its own memory, in host memory (the embedding), or not
-// at all.
-enum class Home { kGpu, kHost, kNowhere };
-
-Home home_of(const WeightSpec& spec, const GpuParts& parts) {
-  if (spec.use == WeightUse::kEmbedding) return parts.embedding_on_cpu ? Home::kHost : Home::kGpu;
-  if (spec.use != WeightUse::kExpert) return Home::kGpu;
-  return parts.experts[spec.layer][spec.expert] ? Home::kGpu : Home::kNowhere;
-}
-
-// Weights of which nothing is loaded yet: what of the backbone and of every expert will be here.
-ModelWeights weights_of_rank(const std::optional<BackboneShare>& share, const GpuParts& parts) {
-  ModelWeights weights;
-  weights.share = share;
-  if (parts.expert_columns) weights.slices = {*parts.expert_columns};
-  return weights;
-}
-
-// Visits every stored tensor of which a part has a home, once, with the whole tensor; a tied head
-// shares the embedding unless that is in host memory. `on_gpu`: weights_of_rank().
-template <class Visit>
-void for_each_pair(ModelWeights& stored, ModelWeights& on_gpu, const ModelConfig& config,
-                   const GpuParts& parts, Visit visit) {
-  std::unordered_map<std::string, QuantView> sources;
-  for_each_weight(stored, config,
-                  [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
-  for_each_weight(on_gpu, config, [&](const WeightSpec& spec, QuantView& w) {
-    const Home home = home_of(spec, parts);
-    if (home != Home::kNowhere) visit(spec, home, sources.at(spec.name), w);
-  });
-  const BackboneShare share = on_gpu.share_of(config);
-  const auto [first, n] = share.vocab[share.rank];
-  if (!config.tied_head || n == 0 || !share.is_last_stage(config)) return;
-  if (!parts.embedding_on_cpu) {
-    if (!on_gpu.embed.empty()) on_gpu.head = on_gpu.embed.rows_from(first, n);
-    return;
-  }
-  const WeightSpec head{"lm_head.weight", -1, -1, WeightUse::kHead, n, config.dim, 0, 0, first};
-  visit(head, Home::kGpu, stored.head, on_gpu.head);
-}
-
-int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config,
-                     const std::optional<BackboneShare>& share, const GpuParts& parts, Home where) {
-  int64_t bytes = 0;
-  ModelWeights unused = weights_of_rank(share, parts);
-  for_each_pair(stored, unused, config, parts,
-                [&](const WeightSpec& spec, Home home, const QuantView& whole, QuantView&) {
-                  if (home == where) bytes += CudaWeights::bytes_of(part_of(spec, whole), spec.use);
-                });
-  return bytes;
-}
 
 // Experts of other ranks' rows are computed by the GPU alone in a step that is divided.
 int micro_batches_of(const GpuModelOptions& options, const GpuParts& parts) {
@@ -112,7 +59,7 @@ int64_t bytes_beside_weights(const ModelWeights& stored, const ModelConfig& conf
                              const GpuModelOptions& options, const gpu::GpuInfo& gpu_info,
                              const GpuParts& parts, int64_t kv_tokens) {
   // Used by CUDA itself, its modules and recorded steps.
-  constexpr int64_t kContextBytes = (100 << 20) + CudaDevice::kRecordedBytes;
+  constexpr int64_t kContextBytes = CudaDevice::kContextBytes + CudaDevice::kRecordedBytes;
   const ModelConfig of_rank = with_heads_of_rank(config, options.share);
   const int n = options.expert_tokens();
   return CudaOps::bytes_for(of_rank, limits_of(options, gpu_info)) +
@@ -328,21 +275,11 @@ void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
           gpu::kFp8Block);
 }
 
-// Reserves memory for every tensor, then uploads pieces of tensors from all threads.
 void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
                   const GpuParts& parts) {
   store.require_unchanged();
-  home_.allocate(weight_bytes(stored, config_, options.share, parts, Home::kGpu));
-  host_home_.allocate(weight_bytes(stored, config_, options.share, parts, Home::kHost),
-                      gpu::Site::kMapped);
-  std::vector<LoadJob> jobs;
-  const auto load_one = [&](const WeightSpec& spec, Home home, QuantView whole, QuantView& to) {
-    CudaWeights& memory = home == Home::kGpu ? home_ : host_home_;
-    const QuantView part = part_of(spec, whole);
-    to = memory.reserve(part, spec.use);
-    add_upload_jobs(memory, {spec.name, whole, part, spec.first_row, to}, jobs);
-  };
-  for_each_pair(stored, weights_, config_, parts, load_one);
+  std::vector<LoadJob> jobs =
+      upload_jobs({stored, config_, parts, options.share}, weights_, home_, host_home_);
   if (options.cache_type == DType::kF8E4M3)
     CudaAttention::require_fp8_cache(
         config_.mla, weights_.layers[weights_.share_of(config_).layers.first].attn.kv_b);
@@ -414,7 +351,7 @@ GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,
           .streams = !gpu_info.emulated,
           .weight_bytes =
               [&stored, &config, share = options.share](const GpuParts& parts) {
-                return weight_bytes(stored, config, share, parts, Home::kGpu);
+                return weight_bytes({stored, config, parts, share}, Home::kGpu);
               },
           .other_bytes =
               [&stored, &config, options, gpu_info](const GpuParts& parts, int64_t context,

@@ -1,6 +1,7 @@
 #include "loader/gpu_model.h"
 
 #include "bench/gpu/gpu_benches.h"
+#include "loader/gpu_experts.h"
 
 namespace tandem {
 
@@ -24,6 +25,13 @@ std::string require_hand_off(const GpuParts&) { fail("{}", why_no_gpu()); }
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, const ModelConfig&,
                                          const GpuModelOptions&, const GpuParts&) {
+  fail("{}", why_no_gpu());
+}
+
+GpuMemory gpu_expert_memory(ModelWeights&, const ModelConfig&, int) { fail("{}", why_no_gpu()); }
+
+std::unique_ptr<GpuExperts> load_gpu_experts(const WeightStore&, ModelWeights&, const ModelConfig&,
+                                             const GpuExpertsOptions&, const GpuParts&) {
   fail("{}", why_no_gpu());
 }
 

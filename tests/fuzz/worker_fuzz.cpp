@@ -52,7 +52,7 @@ class Sink final : public MessageSink {
     if (header.kind == MessageKind::kWelcome) {
       const WorkerWelcome welcome = welcome_from(body);
       check(welcome_from(bytes_of(welcome)) == welcome, "the same again");
-      check(is_printable(welcome.arithmetic), "printable");
+      check(is_printable(welcome.arithmetic) && is_printable(welcome.gpu_arithmetic), "printable");
     }
     if (header.kind == MessageKind::kSetup) {
       const WorkerSetup setup = worker_setup_from(body, kShape.max_rows);
