@@ -13,7 +13,7 @@
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement_json.h"
 #include "offload/plan/roles.h"
-#include "offload/plan/worker_faults.h"
+#include "offload/simulation/worker_faults.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {

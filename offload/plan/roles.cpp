@@ -10,11 +10,10 @@
 #include "model/cost.h"
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement_json.h"
+#include "offload/plan/reasons.h"
 
 namespace tandem {
 namespace {
-
-double milli(double seconds) { return seconds * 1e3; }
 
 std::vector<int> hosts_of_backbone(const Machine& m, const Placement& p) {
   std::vector<int> hosts;

@@ -7,8 +7,8 @@
 #include "bench/benchmark.h"
 #include "bench/serving/serving_bench.h"
 #include "loader/loaded_model.h"
-#include "offload/plan/worker_faults.h"
 #include "offload/plan/workload.h"
+#include "offload/simulation/worker_faults.h"
 #include "scheduling/sampler.h"
 
 namespace tandem {

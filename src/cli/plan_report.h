@@ -6,8 +6,8 @@
 
 #include "offload/plan/batch_table.h"
 #include "offload/plan/plan.h"
-#include "offload/plan/simulate.h"
-#include "offload/plan/worker_faults.h"
+#include "offload/simulation/simulate.h"
+#include "offload/simulation/worker_faults.h"
 
 namespace tandem {
 

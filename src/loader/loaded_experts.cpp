@@ -10,7 +10,7 @@
 #include "loader/mtp_layers.h"
 #include "loader/pack_weights.h"
 #include "model/checkpoint.h"
-#include "offload/plan/fit.h"
+#include "offload/parts/fit.h"
 #include "offload/workers/shards.h"
 
 namespace tandem {

@@ -1,4 +1,4 @@
-#include "offload/plan/worker_faults.h"
+#include "offload/simulation/worker_faults.h"
 
 #include <fmt/format.h>
 
