@@ -62,6 +62,8 @@ TEST(Standbys, AreOfTheKindThatIsMissedLeast) {
   Machine m = round_kinds(2);
   for (NumaNode& node : m.nodes) node.memory_bytes = 50'000'000'000;
   HostKind slow = m.other_kinds[0];
+  m.other_kinds[0].nodes.push_back(m.other_kinds[0].nodes[0]);
+  m.other_kinds[0].cross_read_bytes_per_second = 50e9;
   slow.label = "slow box";
   slow.nodes[0].read_bytes_per_second = 1e9;
   slow.hosts = 1;
@@ -74,6 +76,8 @@ TEST(Standbys, AreOfTheKindThatIsMissedLeast) {
     EXPECT_EQ(plan.standbys, std::vector{first ? 1 : 3});
     EXPECT_EQ(worker_hosts(plan.placement), (first ? std::vector{2, 3} : std::vector{1, 2}));
     EXPECT_EQ(with.host(plan.standbys[0]).label, "slow box");
+    const NumaColumns columns = {{}, {}, {1024, 1024}};
+    EXPECT_EQ(plan.placement.numa_columns, (first ? columns : NumaColumns{{}, {1024, 1024}, {}}));
   }
 }
 
