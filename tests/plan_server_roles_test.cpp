@@ -59,6 +59,24 @@ TEST(ServedStep, IsBetweenEitherAndBoth) {
     }
 }
 
+// Longer answers make the attention of sequences longer, and nothing else of a step.
+TEST(ServedStep, SequencesAttendToTheirOwnContext) {
+  const Planned planned("v2-lite", connected(1), chat(4));
+  const Placement p = planned.plan().placement;
+  Workload longer = planned.request.workload;
+  longer.output_tokens = 6000;
+  const auto more = [&](int sequences, int tokens) {
+    const auto step = [&](const Workload& w) {
+      return served_step_seconds({planned.config, planned.machine, w, planned.routing}, p,
+                                 sequences, tokens);
+    };
+    return step(longer) - step(planned.request.workload);
+  };
+  EXPECT_GT(more(16, 0), 1e-5);
+  EXPECT_NEAR(more(16, 512), more(16, 0), 1e-9);
+  EXPECT_EQ(more(0, 512), 0);
+}
+
 TEST(ServerRoles, EveryHostIsAServerThatHoldsTheModel) {
   const Planned planned("v2-lite", connected(4), chat(8));
   const ServerPlan plan = servers_of(planned, {.concurrency = 8});
