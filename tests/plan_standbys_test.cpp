@@ -138,7 +138,7 @@ TEST(Standbys, ShardsHaveTheSameOwners) {
 
 // Two workers without replicas, and hosts 3 and 4 as standbys.
 struct Replaced {
-  FaultRun run(FaultOptions options) const {
+  FaultRun run(const FaultOptions& options) const {
     return simulate_faults({config, machine, workload, routing}, placement, options);
   }
   // Reading 128 experts of every layer.
