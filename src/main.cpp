@@ -155,6 +155,16 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
             "simulate decoding while workers fail so many times and come back; 0: do not");
   add_value(*plan, "--fault-interval", p.faults.mean_interval_seconds,
             "seconds between two faults of --faults, on average");
+  add_value(*plan, "--standbys", p.n_standbys,
+            "hosts that get no experts and load those of a worker that is lost");
+  plan->add_flag(
+      "--servers", p.servers,
+      "compare servers that compute prompts and answers with separate prefill and decode "
+      "servers, for requests that arrive at random");
+  add_value(*plan, "--request-rate", p.requests_per_second,
+            "requests a second to --servers; 0: as many as keep --concurrency of them on the way");
+  add_value(*plan, "--slo-gap", p.gap_seconds,
+            "maximum seconds between two tokens of an answer of --servers, for 99 of 100; 0: any");
   plan->add_flag("--json", o.json, "print the report as one JSON object on standard output");
   plan->add_flag("-q,--quiet", o.quiet, "do not print the age of this machine's measurement");
 }

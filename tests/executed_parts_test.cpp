@@ -1,5 +1,5 @@
 // What the loader executes of a placement, and what it refuses.
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 
 #include <gtest/gtest.h>
 

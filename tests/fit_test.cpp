@@ -1,5 +1,5 @@
 // What fits a GPU and its host, with round numbers of bytes.
-#include "offload/plan/fit.h"
+#include "offload/parts/fit.h"
 
 #include <gtest/gtest.h>
 

@@ -39,13 +39,17 @@ PLANS = {
     "v2_lite_desktop": ("v2-lite", "--machine", "desktop-192gb", "--concurrency", "0", "--objective", "throughput"),
     "moonlight_desktop": ("moonlight", "--machine", "desktop-192gb", "--ctx", "4096"),
     "v2_threadripper": ("v2", "--machine", "threadripper-4090", "--experts", "int4-32"),
+    "r1_office_standby": ("r1", "--machine", "office-4090-3x256gb", "--standbys", "1", "--faults", "6"),
+    "v2_lite_servers": ("v2-lite", "--machine", "home-32x4090", "--servers", "--concurrency", "64", "--prompt", "4096", "--output", "256",
+                        "--slo-gap", "0.05"),
+    "r1_servers": ("r1", "--machine", "32xh800", "--servers", "--request-rate", "0.25"),
     "v3_home": ("v3.1", "--machine", "home-32x4090", "--objective", "throughput", "--concurrency", "128"),
 }
 SIMULATIONS = {
     "k2_simulated": ("kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256", "--ctx", "4096", "--skew", "1"),
     "r1_simulated": ("r1", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "512", "--experts", "int4"),
 }
-AS_JSON = ("r1_batch_table", "r1_preset", "r1_workstation", "r1_8xh200_fast_users", "v2_lite_threadripper", "r1_no_gpu", "r1_16xh800")
+AS_JSON = ("r1_office_standby", "v2_lite_servers", "r1_batch_table", "r1_preset", "r1_workstation", "r1_8xh200_fast_users", "v2_lite_threadripper", "r1_no_gpu", "r1_16xh800")
 CHARTS = ("r1_workstation", "r1_no_gpu", "k2_cluster", "r1_a100", "r1_16xh800")  # the last streams experts
 CHECKPOINTS = ("v2_lite", "v3_fp8", "kimi_k2_thinking", "moonlight_tied")
 COMMANDS = ("run", "chat", "serve", "route", "inspect", "tokenize", "logits", "eval", "pack", "worker", "pull", "plan", "selftest", "bench", "bench machine", "bench embed",

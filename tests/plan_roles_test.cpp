@@ -13,45 +13,13 @@
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement_json.h"
 #include "offload/plan/roles.h"
-#include "offload/plan/worker_faults.h"
+#include "offload/simulation/worker_faults.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {
 namespace {
 
 const WeightFormat kInFp8 = {DType::kF8E4M3};
-
-// A host of round figures with a GPU, and `n` without, whose memory is twice as fast.
-Machine round_kinds(int n) {
-  Machine m = round_machine();
-  m.label = "GPU box";
-  HostKind memory = m;
-  memory.label = "memory box";
-  memory.gpus.clear();
-  memory.nodes[0].read_bytes_per_second = 200e9;
-  memory.hosts = n;
-  memory.network = {40e9, 2e-6};
-  m.other_kinds = {memory};
-  m.between_kinds = {10e9, 5e-6};
-  return m;
-}
-
-std::vector<int> range(int first, int end) {
-  std::vector<int> numbers(end - first);
-  std::iota(numbers.begin(), numbers.end(), first);
-  return numbers;
-}
-
-// R1's backbone on host 0's GPU, and these owners of experts in every layer.
-using Owners = std::vector<std::pair<std::vector<int>, std::vector<DeviceId>>>;
-Placement with_owners(const Owners& owners) {
-  Placement p = r1_with_experts_on_the_cpu();
-  p.kv_tokens = 8192;
-  p.layers[0].groups.clear();
-  for (const auto& [experts, devices] : owners)
-    p.layers[0].groups.push_back({experts, kInFp8, devices});
-  return p;
-}
 
 TEST(MachineKinds, HostsAreNumberedKindByKind) {
   const Machine m = round_kinds(3);

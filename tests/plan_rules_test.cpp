@@ -11,7 +11,7 @@
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement.h"
 #include "offload/plan/rates.h"
-#include "offload/plan/simulated_routing.h"
+#include "offload/simulation/simulated_routing.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {

@@ -1,5 +1,7 @@
 #include "tests/planner_cases.h"
 
+#include <numeric>
+
 #include "io/json.h"
 
 namespace tandem {
@@ -43,6 +45,35 @@ Placement r1_with_experts_on_the_cpu() {
   ExpertGroup group = {{}, {DType::kF8E4M3}, {{0, -1}}};
   for (int e = 0; e < 256; ++e) group.experts.push_back(e);
   p.layers = {{3, 60, {group}}};
+  return p;
+}
+
+Machine round_kinds(int n) {
+  Machine m = round_machine();
+  m.label = "GPU box";
+  HostKind memory = m;
+  memory.label = "memory box";
+  memory.gpus.clear();
+  memory.nodes[0].read_bytes_per_second = 200e9;
+  memory.hosts = n;
+  memory.network = {40e9, 2e-6};
+  m.other_kinds = {memory};
+  m.between_kinds = {10e9, 5e-6};
+  return m;
+}
+
+std::vector<int> range(int first, int end) {
+  std::vector<int> numbers(end - first);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+Placement with_owners(const Owners& owners) {
+  Placement p = r1_with_experts_on_the_cpu();
+  p.kv_tokens = 8192;
+  p.layers[0].groups.clear();
+  for (const auto& [experts, devices] : owners)
+    p.layers[0].groups.push_back({experts, {DType::kF8E4M3}, devices});
   return p;
 }
 

@@ -21,6 +21,16 @@ Workload throughput_of_clusters();
 // The backbone on the first GPU, all weights in FP8.
 Placement r1_with_experts_on_the_cpu();
 
+// A host of round figures with a GPU, and `n` without, whose memory is twice as fast.
+Machine round_kinds(int n);
+
+// The numbers from `first` to before `end`.
+std::vector<int> range(int first, int end);
+
+// R1's backbone on host 0's GPU, and these owners of experts in every layer.
+using Owners = std::vector<std::pair<std::vector<int>, std::vector<DeviceId>>>;
+Placement with_owners(const Owners& owners);
+
 // A plan together with the objects it refers to.
 struct Planned {
   Planned(const std::string& name, Machine m, Workload w = {})

@@ -1,5 +1,5 @@
 // The cluster simulation against cases computed by hand.
-#include "offload/plan/simulate.h"
+#include "offload/simulation/simulate.h"
 
 #include <gtest/gtest.h>
 

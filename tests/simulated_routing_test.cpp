@@ -1,6 +1,6 @@
 // Experts that replace the router's choice in measurements: exact sequences, equal counts, the
 // group limit, and the proportions of statistics.
-#include "offload/plan/simulated_routing.h"
+#include "offload/simulation/simulated_routing.h"
 
 #include <gtest/gtest.h>
 

@@ -45,7 +45,6 @@ class BestCandidate {
  private:
   void enter_with(Placement& p, int64_t home, int concurrency);
   bool fits(Placement& p, int concurrency);
-  int largest_concurrency(const Placement& p) const;
   Prediction speed(const Placement& p, int64_t home, int concurrency,
                    const RoutingStatistics& routing);
   std::vector<int> concurrencies(const Placement& p, int64_t home);
@@ -57,7 +56,7 @@ class BestCandidate {
 
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
 int least_halved(const PlanInput& in, Placement p);
-bool meets(const Workload& w, const Prediction& p);
+Plan explained(const PlanRequest& r, const Placement& placement, std::vector<int> standbys);
 BestCandidate best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats);
 BestCandidate best_in(const PlanRequest& r, WeightFormat format, DType kv);
 std::string smaller_workload(const PlanRequest& r, const std::vector<WeightFormat>& formats);
@@ -68,6 +67,7 @@ std::string smaller_workload(const PlanRequest& r, const std::vector<WeightForma
 
 PlannedPlacement plan_placement(const PlanRequest& r) {
   require_sound(r.workload, r.config);
+  if (r.n_standbys != 0) return plan_with_standbys(r);
   const bool has_gpus = r.machine.n_all_gpus() > 0;
   require(r.workload.kv != DType::kF8E4M3 || (has_gpus && takes_fp8_cache(r.config.mla)),
           "a KV cache in fp8: {}; choose bf16",
@@ -93,18 +93,44 @@ PlannedPlacement plan_placement(const PlanRequest& r) {
   return {*best.placement, best.workload, predict(in, *best.placement)};
 }
 
+bool meets(const Workload& w, const Prediction& p) {
+  return p.tokens_per_second_per_user >= w.tokens_per_second_per_user &&
+         (w.first_token_seconds == 0 || p.time_to_first_token_seconds <= w.first_token_seconds);
+}
+
+int largest_concurrency(const ModelConfig& config, const Machine& machine, const Placement& p,
+                        int64_t context) {
+  int64_t sequences = kMaxConcurrency;
+  for (const DeviceMemory& m : memory_by_device(config, machine, p))
+    for (const Stage& s : p.stages)
+      if (std::find(s.devices.begin(), s.devices.end(), m.device) != s.devices.end())
+        sequences = std::min(
+            sequences, (m.free_bytes() + m.kv_bytes) /
+                           (context * kv_bytes_per_token(config, p.kv_type, s.first, s.last)));
+  return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMaxConcurrency));
+}
+
 Plan plan(const PlanRequest& r) {
   const PlannedPlacement planned = plan_placement(r);
   PlanRequest served = r;
   served.workload = planned.workload;
-  return assess(served, planned.placement);
+  return explained(served, planned.placement, planned.standbys);
 }
 
 Plan assess(const PlanRequest& r, const Placement& placement) {
+  require(r.n_standbys == 0,
+          "--standbys {}: a placement that is given has none: leave out --placement", r.n_standbys);
+  return explained(r, placement, {});
+}
+
+namespace {
+
+Plan explained(const PlanRequest& r, const Placement& placement, std::vector<int> standbys) {
   require_sound(r.workload, r.config);
   check_placement(r.config, r.machine, placement);
   Plan plan;
   plan.placement = placement;
+  plan.standbys = std::move(standbys);
   plan.workload = r.workload;
   if (plan.workload.concurrency == 0)
     plan.workload.concurrency = static_cast<int>(std::clamp<int64_t>(
@@ -121,13 +147,13 @@ Plan assess(const PlanRequest& r, const Placement& placement) {
   if (const auto roles = roles_of(served, placement, plan.prediction)) {
     for (std::string& words : roles_in_words(served, *roles, plan.prediction))
       plan.reasons.push_back(std::move(words));
-    plan.commands = commands_of(served, *roles, placement);
+    for (const int standby : plan.standbys)
+      plan.reasons.push_back(standby_in_words(served, placement, standby));
+    plan.commands = commands_of(served, *roles, placement, plan.standbys);
   }
   plan.reasons.push_back(why_in_words(in, placement, plan.drafts));
   return plan;
 }
-
-namespace {
 
 // The best placement in the first format in which any fits; without a placement if none does. An
 // FP8 cache is tried where a BF16 cache leaves the backbone no room on GPUs.
@@ -228,7 +254,7 @@ double BestCandidate::promise(Placement& p, int64_t home, const RoutingStatistic
   const bool on_cpu = !p.layers.empty() && p.layers[0].groups[0].owners[0].is_cpu();
   int most = w_.concurrency;
   p.kv_tokens = 0;
-  if (most == 0) most = largest_concurrency(p);
+  if (most == 0) most = largest_concurrency(r_.config, r_.machine, p, w_.context);
   if (fits(p, std::max(1, most)))
     for (const int chunk : prefill_chunks(w_))
       for (const int micro_batches : {1, 2})
@@ -261,22 +287,10 @@ double BestCandidate::promise(Placement& p, int64_t home, const RoutingStatistic
   return least;
 }
 
-// Maximum number of sequences for which every device of the backbone has memory.
-int BestCandidate::largest_concurrency(const Placement& p) const {
-  int64_t sequences = kMaxConcurrency;
-  for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
-    for (const Stage& s : p.stages)
-      if (std::find(s.devices.begin(), s.devices.end(), m.device) != s.devices.end())
-        sequences = std::min(sequences,
-                             m.free_bytes() / (w_.context * kv_bytes_per_token(r_.config, p.kv_type,
-                                                                               s.first, s.last)));
-  return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMaxConcurrency));
-}
-
 // Concurrencies to try: powers of two while the memory suffices and each user gets the requested
 // speed, then the largest such concurrency, to 1/64.
 std::vector<int> BestCandidate::concurrencies(const Placement& p, int64_t home) {
-  const int most = std::max(1, largest_concurrency(p));
+  const int most = std::max(1, largest_concurrency(r_.config, r_.machine, p, w_.context));
   std::vector<int> all = {1};
   const auto fast = [&](int n) { return meets(w_, speed(p, home, n, r_.routing)); };
   while (all.back() < most && fast(std::min(2 * all.back(), most)))
@@ -306,11 +320,6 @@ int least_halved(const PlanInput& in, Placement p) {
   };
   return least_where(2, std::max(2, in.workload.concurrency / p.stages[0].dp()),
                      [&](int n) { return seconds(n, 2) < seconds(n, 1); });
-}
-
-bool meets(const Workload& w, const Prediction& p) {
-  return p.tokens_per_second_per_user >= w.tokens_per_second_per_user &&
-         (w.first_token_seconds == 0 || p.time_to_first_token_seconds <= w.first_token_seconds);
 }
 
 void refuse(const PlanRequest& r, const BestCandidate& best,
@@ -372,7 +381,8 @@ Change try_change(const PlanRequest& r, std::string what,
   change.what = std::move(what);
   try {
     change.prediction =
-        plan_placement({r.model_name, r.config, machine, workload, r.routing}).prediction;
+        plan_placement({r.model_name, r.config, machine, workload, r.routing, r.n_standbys})
+            .prediction;
     change.fits = true;
   } catch (const Error& error) {
     change.refusal = error.what();

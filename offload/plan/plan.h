@@ -16,6 +16,7 @@ struct Plan {
   Prediction prediction;  // without drafts
   DraftPlan drafts;
   std::optional<PlacedBalance> balance;  // of the experts, if their use is known
+  std::vector<int> standbys;             // hosts
   std::vector<std::string> commands;     // that start workers and the backbone, if it has workers
   std::string limit;                     // what bounds decoding, in words
   std::vector<std::string> reasons;      // one per decision, with numbers
@@ -27,6 +28,7 @@ struct PlanRequest {
   const Machine& machine;
   Workload workload;
   const RoutingStatistics& routing;
+  int n_standbys = 0;  // hosts without experts that replace lost workers
 };
 
 // The fastest placement that fits, with the widest expert format that fits. Throws Error when the
@@ -40,10 +42,20 @@ struct PlannedPlacement {
   Placement placement;
   Workload workload;
   Prediction prediction;
+  std::vector<int> standbys = {};  // hosts
 };
 PlannedPlacement plan_placement(const PlanRequest& request);
 
-// Predicts and explains a given placement. Throws Error when it is not sound (check_placement).
+// Whether a prediction has the speed that the workload asks for.
+bool meets(const Workload& workload, const Prediction& prediction);
+
+// Maximum number of sequences of `context` tokens for which every device of the backbone has
+// memory, whatever number the placement has.
+int largest_concurrency(const ModelConfig& config, const Machine& machine,
+                        const Placement& placement, int64_t context);
+
+// Predicts and explains a given placement. Throws Error when it is not sound (check_placement), and
+// for standbys, which no placement has.
 Plan assess(const PlanRequest& request, const Placement& placement);
 
 // Predicted effect of one change to the machine or the format.

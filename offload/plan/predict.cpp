@@ -52,6 +52,23 @@ StepShape decode_step_shape(const Workload& w, const Placement& p) {
           std::min<double>(replicas, w.concurrency)};
 }
 
+// All rows of a mixed step pass the layers together, and the sequences' attention comes on top.
+double served_step_seconds(const PlanInput& in, const Placement& p, int sequences,
+                           int prompt_tokens) {
+  const double replicas = p.stages.front().dp();
+  Workload w = in.workload;
+  w.concurrency = sequences * p.stages.front().dp();
+  const auto decode = [&] { return predict_step(in, p, decode_step_shape(w, p)); };
+  if (prompt_tokens == 0) return decode().step_seconds;
+  const double rows = sequences + prompt_tokens;
+  const double context = (std::max(w.prompt_tokens, prompt_tokens) + prompt_tokens) / 2.0;
+  const Phase all = predict_step(in, p, {rows, context, true, replicas});
+  if (sequences == 0) return all.step_seconds;
+  const Phase next = decode();
+  return all.step_seconds - all.head_seconds + next.head_seconds +
+         next.n_dense * next.dense[Part::kAttention] + next.n_moe * next.moe[Part::kAttention];
+}
+
 int Prediction::gpus_used() const {
   return static_cast<int>(std::ranges::count_if(
       memory, [](const DeviceMemory& m) { return !m.device.is_cpu() && m.weights_bytes > 0; }));

@@ -89,6 +89,10 @@ struct StepShape {
 // A decode step of the workload's sequences in the middle of their answers, without drafts.
 StepShape decode_step_shape(const Workload& workload, const Placement& placement);
 Phase predict_step(const PlanInput& input, const Placement& placement, StepShape shape);
+// Seconds of a server's step, in which each replica computes the next tokens of `sequences`
+// sequences and `prompt_tokens` of a prompt; one of both may be 0.
+double served_step_seconds(const PlanInput& input, const Placement& placement, int sequences,
+                           int prompt_tokens);
 
 // Caches layer times of steps, for placements that differ only in embedding, head, chunks and
 // micro-batches. Placements with the same stages and experts must have the same `home`.

@@ -19,7 +19,6 @@ namespace {
 using Words = std::vector<std::string>;
 
 double giga(double n) { return n * 1e-9; }
-double milli(double seconds) { return seconds * 1e3; }
 
 // The CPU, or the GPU, that has most experts of a layer; without any, the backbone's device.
 DeviceId owner_of_kind(const Placement& p, bool cpu);

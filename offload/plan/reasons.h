@@ -5,6 +5,8 @@
 
 namespace tandem {
 
+inline double milli(double seconds) { return seconds * 1e3; }
+
 std::vector<std::string> reasons_in_words(const PlanInput& input, const Placement& placement,
                                           const Prediction& prediction);
 

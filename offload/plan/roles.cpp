@@ -3,18 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement_json.h"
+#include "offload/plan/reasons.h"
 
 namespace tandem {
 namespace {
-
-double milli(double seconds) { return seconds * 1e3; }
 
 std::vector<int> hosts_of_backbone(const Machine& m, const Placement& p) {
   std::vector<int> hosts;
@@ -35,15 +36,6 @@ std::vector<WorkerRole> workers_of(const Placement& p) {
     workers.push_back({host, {experts.begin(), experts.end()}});
   }
   return workers;
-}
-
-// The backbone's hosts without the others.
-Machine alone(const Machine& machine, const std::vector<int>& backbone_hosts) {
-  Machine m = machine;
-  static_cast<HostKind&>(m) = machine.host(backbone_hosts.front());
-  m.hosts = static_cast<int>(backbone_hosts.size());
-  m.other_kinds.clear();
-  return m;
 }
 
 double decode_seconds(const PlanRequest& r, const Machine& machine, const Placement& p, int n) {
@@ -92,12 +84,20 @@ void size_workers(const PlanRequest& r, const Placement& p, Roles& roles) {
   roles.most_workers = least > most ? 0 : least;
 }
 
+}  // namespace
+
 std::string name_of_host(const Machine& m, int host) {
   const std::string& label = m.host(host).label;
   return label.empty() ? fmt::format("host{}", host) : fmt::format("host{} ({})", host, label);
 }
 
-}  // namespace
+Machine hosts_alone(const Machine& machine, int kind, int n) {
+  Machine m = machine;
+  static_cast<HostKind&>(m) = machine.of_kind(kind);
+  m.hosts = n;
+  m.other_kinds.clear();
+  return m;
+}
 
 std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Prediction& now) {
   Roles roles;
@@ -109,7 +109,8 @@ std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Pr
   roles.request_seconds = requests_seconds(request, static_cast<int>(roles.workers.size()));
   roles.round_trip_seconds = now.decode.moe[Part::kExchange];
   roles.expert_seconds = now.decode.moe[Part::kCpuExperts];
-  const Machine without = alone(r.machine, roles.backbone_hosts);
+  const Machine without = hosts_alone(r.machine, r.machine.kind_of(roles.backbone_hosts.front()),
+                                      static_cast<int>(roles.backbone_hosts.size()));
   try {
     const PlannedPlacement plan =
         plan_placement({r.model_name, r.config, without, r.workload, r.routing});
@@ -166,20 +167,22 @@ std::vector<std::string> roles_in_words(const PlanRequest& r, const Roles& roles
   return words;
 }
 
-std::vector<std::string> commands_of(const PlanRequest& r, const Roles& roles, const Placement& p) {
+std::vector<std::string> commands_of(const PlanRequest& r, const Roles& roles, const Placement& p,
+                                     const std::vector<int>& standbys) {
   constexpr int kPort = 9000;
   const WeightFormat format = p.layers[0].groups[0].format;
   const std::string kept = format == stored_expert_format(r.config)
                                ? ""
                                : fmt::format(" --format {}", format_name(format));
   std::vector<std::string> commands, addresses;
-  for (const WorkerRole& worker : roles.workers) {
-    addresses.push_back(fmt::format("host{}:{}", worker.host, kPort));
-    commands.push_back(fmt::format(
-        "host{}: tandem worker {} --experts {}{} --listen {} "
-        "--worker-secret KEY",
-        worker.host, r.model_name, ranges_text(worker.experts), kept, addresses.back()));
-  }
+  const auto add = [&](int host, const std::string& experts) {
+    addresses.push_back(fmt::format("host{}:{}", host, kPort));
+    commands.push_back(
+        fmt::format("host{}: tandem worker {} --experts {}{} --listen {} --worker-secret KEY", host,
+                    r.model_name, experts, kept, addresses.back()));
+  };
+  for (const WorkerRole& worker : roles.workers) add(worker.host, ranges_text(worker.experts));
+  for (const int host : standbys) add(host, "standby");
   const bool on_gpu = !p.stages[0].devices[0].is_cpu();
   commands.push_back(fmt::format(
       "host{}: tandem serve {} --workers {}{}{} --ctx {} --worker-secret KEY",
@@ -187,6 +190,119 @@ std::vector<std::string> commands_of(const PlanRequest& r, const Roles& roles, c
       on_gpu ? " --device cuda" : " --device cpu",
       kept.empty() ? "" : fmt::format(" --experts {}", format_name(format)), r.workload.context));
   return commands;
+}
+
+std::vector<WorkerShard> worker_shards(const ModelConfig& c, const Placement& p) {
+  const std::vector<int> workers = worker_hosts(p);
+  const auto is_worker = [&](DeviceId d) {
+    return d.is_cpu() && std::binary_search(workers.begin(), workers.end(), d.host);
+  };
+  std::map<int, std::set<int>> owners;  // of experts that have only workers in some layer
+  int64_t bytes = 0;                    // of an expert in all layers
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups)
+      if (std::all_of(group.owners.begin(), group.owners.end(), is_worker))
+        for (const int e : group.experts)
+          for (const DeviceId d : group.owners) owners[e].insert(d.host);
+  for (int l = 0; l < c.n_layers; ++l)
+    if (c.is_moe(l)) bytes += routed_expert_bytes(c, p.layers[0].groups[0].format);
+  std::map<std::set<int>, WorkerShard> shards;
+  for (const auto& [expert, hosts] : owners) {
+    WorkerShard& shard = shards[hosts];
+    shard.experts.push_back(expert);
+    shard.hosts.assign(hosts.begin(), hosts.end());
+    shard.bytes += bytes;
+  }
+  std::vector<WorkerShard> all;
+  for (auto& [hosts, shard] : shards) all.push_back(std::move(shard));
+  return all;
+}
+
+int64_t largest_shard_bytes(const std::vector<WorkerShard>& shards) {
+  int64_t most = 0;
+  for (const WorkerShard& shard : shards) most = std::max(most, shard.bytes);
+  return most;
+}
+
+namespace {
+
+Machine without_last_hosts(const Machine& machine, int kind, int n) {
+  Machine m = machine;
+  m.of_kind(kind).hosts -= n;
+  if (m.of_kind(kind).hosts > 0) return m;
+  if (kind == 0) static_cast<HostKind&>(m) = HostKind(m.other_kinds[0]);
+  m.other_kinds.erase(m.other_kinds.begin() + std::max(0, kind - 1));
+  return m;
+}
+
+// The same placement where `n` hosts, from `first` on, come before some of its hosts.
+Placement with_hosts_between(Placement p, int first, int n) {
+  const auto move = [&](std::vector<DeviceId>& devices) {
+    for (DeviceId& d : devices)
+      if (d.host >= first) d.host += n;
+  };
+  for (Stage& s : p.stages) move(s.devices);
+  for (LayerExperts& l : p.layers)
+    for (ExpertGroup& group : l.groups) move(group.owners);
+  return p;
+}
+
+}  // namespace
+
+PlannedPlacement plan_with_standbys(const PlanRequest& r) {
+  const Machine& m = r.machine;
+  const int n = r.n_standbys;
+  require(n > 0 && n < m.n_hosts(),
+          "--standbys {}: must be at least 0 and less than the {} host(s) of {}", n, m.n_hosts(),
+          m.name);
+  std::optional<PlannedPlacement> best;
+  std::string refusal = fmt::format("no kind has so many hosts of {}", m.name);
+  for (int kind = 0; kind < m.n_kinds(); ++kind) {
+    if (m.of_kind(kind).hosts < n) continue;
+    const Machine rest = without_last_hosts(m, kind, n);
+    const int first = m.first_host_of(kind) + m.of_kind(kind).hosts - n;
+    PlannedPlacement plan;
+    try {
+      plan = plan_placement({r.model_name, r.config, rest, r.workload, r.routing});
+    } catch (const Error& error) {
+      refusal = error.what();
+      continue;
+    }
+    plan.placement = with_hosts_between(std::move(plan.placement), first, n);
+    plan.placement.machine = m.name;
+    NumaColumns& columns = plan.placement.numa_columns;
+    if (!columns.empty() && std::ssize(columns) < m.n_kinds())
+      columns.insert(columns.begin() + kind, std::vector<int>{});
+    plan.prediction = predict({r.config, m, plan.workload, r.routing}, plan.placement);
+    for (int i = 0; i < n; ++i) plan.standbys.push_back(first + i);
+    const std::vector<WorkerShard> shards = worker_shards(r.config, plan.placement);
+    if (shards.empty()) {
+      refusal = fmt::format("a plan for the other hosts has no experts that only workers have");
+      continue;
+    }
+    const int64_t bytes = largest_shard_bytes(shards), capacity = m.of_kind(kind).memory_bytes();
+    const int64_t room = capacity - reserved_bytes(capacity, true);
+    if (bytes > room) {
+      refusal = fmt::format("{} has {:.1f} GB for the {:.1f} GB that a worker may lose",
+                            name_of_host(m, first), gigabytes(room), gigabytes(bytes));
+      continue;
+    }
+    const bool fast = meets(plan.workload, plan.prediction);
+    const bool other_fast = best && meets(best->workload, best->prediction);
+    if (!best || (fast != other_fast ? fast : plan.prediction.score < best->prediction.score))
+      best = std::move(plan);
+  }
+  require(best.has_value(), "--standbys {}: {}; ask for fewer, or leave it out", n, refusal);
+  return std::move(*best);
+}
+
+std::string standby_in_words(const PlanRequest& r, const Placement& p, int standby) {
+  const int64_t bytes = largest_shard_bytes(worker_shards(r.config, p));
+  const double rate = r.machine.host(standby).disk_read_bytes_per_second;
+  return fmt::format("standby: {} loads what a lost worker had, at most {:.1f} GB{}",
+                     name_of_host(r.machine, standby), gigabytes(bytes),
+                     rate > 0 ? fmt::format(", in {:.1f} s", static_cast<double>(bytes) / rate)
+                              : "; the speed of its disk is not known");
 }
 
 }  // namespace tandem

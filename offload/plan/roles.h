@@ -1,5 +1,6 @@
 // Placements whose experts are computed by workers, which are hosts without a part of the backbone:
-// who is what, what the requests cost, and from which batch on workers pay. Pure.
+// who is what, what the requests cost, from which batch on workers pay, and which hosts replace
+// lost workers (docs/standbys.md). Pure.
 #pragma once
 #include <optional>
 #include <string>
@@ -45,8 +46,31 @@ std::optional<Roles> roles_of(const PlanRequest& request, const Placement& place
 std::vector<std::string> roles_in_words(const PlanRequest& request, const Roles& roles,
                                         const Prediction& prediction);
 
-// How to start them: `tandem worker` for each worker's host, then `tandem serve`.
+// How to start them: `tandem worker` for each worker's and standby's host, then `tandem serve`.
 std::vector<std::string> commands_of(const PlanRequest& request, const Roles& roles,
-                                     const Placement& placement);
+                                     const Placement& placement, const std::vector<int>& standbys);
+
+// Experts with the same owners, all of which are workers: what a standby loads when it has none
+// left.
+struct WorkerShard {
+  std::vector<int> experts;  // ascending; of every layer
+  std::vector<int> hosts;    // ascending
+  int64_t bytes = 0;
+};
+std::vector<WorkerShard> worker_shards(const ModelConfig& config, const Placement& placement);
+
+// Bytes of the largest of them.
+int64_t largest_shard_bytes(const std::vector<WorkerShard>& shards);
+
+// plan_placement() with `request.n_standbys` hosts of one kind, the last ones, set aside: of the
+// kind without whose hosts the plan is best, among those whose memory has room for any shard.
+// Throws Error where there is none, or no worker.
+PlannedPlacement plan_with_standbys(const PlanRequest& request);
+std::string standby_in_words(const PlanRequest& request, const Placement& placement, int standby);
+
+// "host3 (memory box)"
+std::string name_of_host(const Machine& machine, int host);
+// A machine of `n` hosts of one kind.
+Machine hosts_alone(const Machine& machine, int kind, int n);
 
 }  // namespace tandem

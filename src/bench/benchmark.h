@@ -16,7 +16,7 @@
 #include "comm/mpi_collectives.h"
 #include "core/machine.h"
 #include "loader/model_options.h"
-#include "offload/plan/simulated_routing.h"
+#include "offload/simulation/simulated_routing.h"
 
 namespace tandem {
 

@@ -62,9 +62,9 @@ int plan_preset(const Options& o, PlanRequest request) {
   const PlanOptions& p = o.plan;
   const WorkloadPreset& preset = workload_preset(p.preset);
   require(p.placement.empty() && p.out.empty() && p.plot.empty() && !p.batch_table && !p.simulate &&
-              p.faults.n_faults == 0,
+              p.faults.n_faults == 0 && p.n_standbys == 0 && !p.servers,
           "--preset {}: plans several placements, so --placement, --out, --plot, --batch-table, "
-          "--simulate and --faults need a --concurrency of your own instead",
+          "--simulate, --faults, --standbys and --servers need a --concurrency of your own instead",
           p.preset);
   request.workload.prompt_tokens = preset.input_tokens;
   request.workload.output_tokens = preset.output_tokens;
@@ -113,7 +113,10 @@ int plan_command(const Options& o) {
           : RoutingStatistics(config, read_text_file(p.statistics, kMaxStatisticsBytes),
                               p.statistics);
   if (!p.preset.empty()) return plan_preset(o, {model, config, machine, workload, routing});
-  const PlanRequest request = {model, config, machine, workload, routing};
+  require(p.servers || (p.requests_per_second == 0 && p.gap_seconds == 0),
+          "--request-rate {:g}, --slo-gap {:g}: these are for --servers: add it, or leave them out",
+          p.requests_per_second, p.gap_seconds);
+  const PlanRequest request = {model, config, machine, workload, routing, p.n_standbys};
   const Plan plan = p.placement.empty() ? tandem::plan(request)
                                         : assess(request, placement_from_file(p.placement));
   const std::vector<Change> changes = possible_changes(request, plan);
@@ -143,12 +146,28 @@ int plan_command(const Options& o) {
       text += "\n" + simulation_text(cluster, variants);
   }
   if (p.faults.n_faults != 0) {
+    FaultOptions faults = p.faults;
+    faults.standbys = plan.standbys;
     const FaultRun run =
-        simulate_faults({config, machine, plan.workload, routing}, plan.placement, p.faults);
+        simulate_faults({config, machine, plan.workload, routing}, plan.placement, faults);
     if (o.json)
       report["faults"] = faults_report(run);
     else
       text += "\n" + faults_text(run);
+  }
+  if (p.servers) {
+    require(p.n_standbys == 0, "--standbys {}: no server of --servers has workers: leave one out",
+            p.n_standbys);
+    const ServerGoal goal = {.requests_per_second = p.requests_per_second,
+                             .concurrency = p.concurrency,
+                             .first_token_seconds = p.first_token_seconds,
+                             .gap_seconds = p.gap_seconds,
+                             .tokens_per_second_per_user = p.user_speed};
+    const ServerPlan servers = plan_servers(request, plan, goal);
+    if (o.json)
+      report["servers"] = servers_report(servers);
+    else
+      text += "\n" + servers_text(servers);
   }
   std::fputs(o.json ? (report.dump() + "\n").c_str() : text.c_str(), stdout);
   return 0;

@@ -7,8 +7,9 @@
 #include "bench/benchmark.h"
 #include "bench/serving/serving_bench.h"
 #include "loader/loaded_model.h"
-#include "offload/plan/worker_faults.h"
 #include "offload/plan/workload.h"
+#include "offload/servers/server_speed.h"
+#include "offload/simulation/worker_faults.h"
 #include "scheduling/sampler.h"
 #include "transport/secret.h"
 
@@ -44,10 +45,11 @@ struct PlanOptions {
   bool simulate = false;
   double skew = 0.5;  // of the simulated routing
   FaultOptions faults = {.n_faults = 0};
+  int n_standbys = 0;              // hosts that replace lost workers
+  bool servers = false;            // which hosts become which servers
+  double requests_per_second = 0;  // to them; 0: as many as `concurrency` says
+  double gap_seconds = 0;          // between tokens, maximum; 0: any
 };
-
-// Prompts can be computed by another server than the answers.
-enum class ServerRole { kBoth, kPrefill, kDecode };
 
 // Whether experts move between ranks while a server answers; on request: POST /rebalance.
 enum class Rebalance { kOff, kOnRequest, kAuto };

@@ -53,6 +53,7 @@ Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector
                  {"reasons", plan.reasons},
                  {"changes", bring}};
   if (!plan.commands.empty()) report["commands"] = plan.commands;
+  if (!plan.standbys.empty()) report["standbys"] = plan.standbys;
   if (plan.balance)
     report["expert_balance"] = {{"placed", plan.balance->placed},
                                 {"own", plan.balance->own},

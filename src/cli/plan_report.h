@@ -6,8 +6,9 @@
 
 #include "offload/plan/batch_table.h"
 #include "offload/plan/plan.h"
-#include "offload/plan/simulate.h"
-#include "offload/plan/worker_faults.h"
+#include "offload/servers/server_roles.h"
+#include "offload/simulation/simulate.h"
+#include "offload/simulation/worker_faults.h"
 
 namespace tandem {
 
@@ -35,6 +36,10 @@ std::string simulation_text(const SimulatedCluster& cluster,
 // Decoding while workers fail.
 nlohmann::ordered_json faults_report(const FaultRun& run);
 std::string faults_text(const FaultRun& run);
+
+// Servers with and without roles, as predicted and as simulated.
+nlohmann::ordered_json servers_report(const ServerPlan& plan);
+std::string servers_text(const ServerPlan& plan);
 
 // Plans of one preset, for different concurrencies.
 nlohmann::ordered_json preset_report(const std::vector<Plan>& plans);

@@ -68,12 +68,17 @@ std::string simulation_text(const SimulatedCluster& cluster,
 
 Json faults_report(const FaultRun& run) {
   Json faults = Json::array();
-  for (const SimulatedFault& f : run.faults)
+  for (const SimulatedFault& f : run.faults) {
     faults.push_back({{"seconds", f.at},
                       {"host", f.host},
                       {"fault", name_of(f.fault)},
                       {"back_seconds", f.back_at},
                       {"step_seconds", f.step_seconds > 0 ? Json(f.step_seconds) : Json()}});
+    if (f.standby >= 0) {
+      faults.back()["standby"] = f.standby;
+      faults.back()["loaded_seconds"] = f.loaded_at;
+    }
+  }
   return {{"seconds", run.seconds},
           {"tokens_per_second", run.tokens_per_second},
           {"tokens_per_second_without_faults", run.without_faults},
@@ -94,9 +99,12 @@ std::string faults_text(const FaultRun& run) {
       "ms a step meanwhile");
   for (const SimulatedFault& f : run.faults)
     text += fmt::format(
-        "{:>10.1f}  {:<8}{:<10}{:>12.1f}{:>22}\n", f.at, fmt::format("host{}", f.host),
+        "{:>10.1f}  {:<8}{:<10}{:>12.1f}{:>22}{}\n", f.at, fmt::format("host{}", f.host),
         name_of(f.fault), f.back_at - f.at,
-        f.step_seconds > 0 ? fmt::format("{:.2f}", f.step_seconds * 1e3) : "no other owner");
+        f.step_seconds > 0 ? fmt::format("{:.2f}", f.step_seconds * 1e3) : "no other owner",
+        f.standby < 0
+            ? ""
+            : fmt::format("; host{} has loaded after {:.1f} s", f.standby, f.loaded_at - f.at));
   return text;
 }
 

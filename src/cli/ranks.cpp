@@ -10,7 +10,7 @@
 #include "core/progress_watch.h"
 #include "core/topology.h"
 #include "loader/loaded_model.h"
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 #include "offload/plan/placement_json.h"
 #include "offload/ranks/rank_timelines.h"
 

@@ -1,11 +1,12 @@
 // Where everything of a model is kept and how its steps are formed: from the file of --placement,
-// or else by what fits (offload/plan/fit.h). What is left to the loader is only what depends on the
-// memory that is free after loading: pages of host memory and, on a CPU, the tokens of KV cache.
+// or else by what fits (offload/parts/fit.h). What is left to the loader is only what depends on
+// the memory that is free after loading: pages of host memory and, on a CPU, the tokens of KV
+// cache.
 #pragma once
 #include "core/topology.h"
 #include "loader/gpu_model.h"
 #include "loader/model_options.h"
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 #include "offload/ranks/expert_exchange.h"
 
 namespace tandem {

@@ -1,7 +1,7 @@
 // Where the routed experts are once a model is loaded, for statistics.
 #pragma once
 #include "model/config.h"
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 #include "scheduling/expert_loads.h"
 
 namespace tandem {

@@ -9,7 +9,7 @@
 #include "io/weight_store.h"
 #include "loader/load_weights.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/fit.h"
+#include "offload/parts/fit.h"
 
 namespace tandem {
 

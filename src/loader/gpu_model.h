@@ -13,7 +13,7 @@
 #include "loader/load_weights.h"
 #include "loader/spare_experts.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/fit.h"
+#include "offload/parts/fit.h"
 #include "offload/plan/workload.h"
 #include "offload/ranks/expert_owners.h"
 #include "offload/timeline.h"

@@ -12,8 +12,8 @@
 #include "engine/step_runner.h"
 #include "loader/load_weights.h"
 #include "model/weight_format.h"
-#include "offload/plan/simulated_routing.h"
 #include "offload/ranks/expert_owners.h"
+#include "offload/simulation/simulated_routing.h"
 #include "transport/secret.h"
 
 namespace tandem {

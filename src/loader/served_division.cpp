@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "loader/gpu_experts.h"
 #include "loader/pack_weights.h"
-#include "offload/plan/fit.h"
+#include "offload/parts/fit.h"
 
 namespace tandem {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 #include "loader/loaded_experts.h"
 #include "model/experts_layout.h"
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 
 namespace tandem {
 

@@ -1,5 +1,5 @@
 // Experts that replace the router's choice in measurements: a table of choices for each layer,
-// which CPUs and GPUs read alike (simulated_row()). offload/plan/simulated_routing.h makes it.
+// which CPUs and GPUs read alike (simulated_row()), made by offload/simulation/simulated_routing.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -250,7 +250,7 @@ class KvClient::Link final : public MessageSink {
   std::deque<std::vector<std::byte>> sending_;  // until the connection has sent all of it
   BlockPool pages_{static_cast<size_t>(client_.own_.key_bytes), kMostKeptPages};
   BlockPool::Block page_;              // that arrives
-  std::map<uint64_t, Fetch> fetches_;           // by the numbers of their requests
+  std::map<uint64_t, Fetch> fetches_;  // by the numbers of their requests
   uint64_t last_number_ = 0;
   std::string said_;
 

@@ -135,8 +135,8 @@ class KvServer::Peer final : public MessageSink {
     const auto is_whole = std::make_shared<bool>(true);
     request.on_page = [keys, number, is_whole](int index, BlockPool::Block page) {
       // A page that is left out makes those after it useless.
-      *is_whole = *is_whole && keys->add({MessageKind::kAnswer, page_number(number, index),
-                                          std::move(page)});
+      *is_whole = *is_whole &&
+                  keys->add({MessageKind::kAnswer, page_number(number, index), std::move(page)});
     };
     request.on_event = [keys, number](const TokenEvent& event) {
       if (event.finish) keys->add({MessageKind::kEnd, number, {}});

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "io/load_jobs.h"
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-#include "offload/plan/fit.h"
+#include "offload/parts/fit.h"
 
 #include <algorithm>
 

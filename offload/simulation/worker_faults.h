@@ -1,5 +1,6 @@
-// Simulates decoding with workers that fail and come back, with the rules of docs/roles.md: what a
-// plan with workers still reaches then, and how long answers stand still. Pure.
+// Simulates decoding with workers that fail and come back, with the rules of docs/roles.md and
+// docs/standbys.md: what a plan with workers still reaches then, and how long answers stand still.
+// Pure.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,6 +25,8 @@ struct FaultOptions {
   // From the end of a worker until it is started again, without loading. One that hangs ends by
   // itself after the time that workers have for progress.
   double restart_seconds = 5, hung_seconds = 60;
+  // Hosts that load the experts of a lost worker where no other has them, and do not fail.
+  std::vector<int> standbys = {};
   uint64_t seed = 1;
 };
 
@@ -33,6 +36,9 @@ struct SimulatedFault {
   WorkerFault fault = WorkerFault::kKilled;
   double back_at = 0;       // it answers again
   double step_seconds = 0;  // of a decode step without it; 0: no other worker has its experts
+  // The host that was the last one to be asked to load them, and when it has; -1: none was.
+  int standby = -1;
+  double loaded_at = 0;
 };
 
 struct FaultRun {

@@ -1,4 +1,4 @@
-#include "offload/plan/simulated_routing.h"
+#include "offload/simulation/simulated_routing.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "offload/plan/simulate.h"
+#include "offload/simulation/simulate.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "offload/plan/executed_parts.h"
+#include "offload/parts/executed_parts.h"
 
 #include <algorithm>
 #include <map>
