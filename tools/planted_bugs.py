@@ -1081,7 +1081,7 @@ MUTANTS = [
     ("workers: round trips never take longer than experts", "offload/plan/roles.cpp", [("t[Part::kExchange] >= t[Part::kCpuExperts]", "t[Part::kExchange] >= 1e9")]),
     ("faults: a worker that hangs is noticed at once", "offload/simulation/worker_faults.cpp", [("if (hung) now_ += o_.deadline_seconds;", "")]),
     ("faults: workers are back without loading", "offload/simulation/worker_faults.cpp", [("o_.restart_seconds + load_seconds_[f.host];", "o_.restart_seconds;")]),
-    ("faults: patience has no end", "offload/simulation/worker_faults.cpp", [("if (first > until) {", "if (false) {")]),
+    ("faults: patience has no end", "offload/simulation/worker_faults.cpp", [("now_ + o_.patience_seconds).first->second;", "now_ + 1e9).first->second;")]),
     ("faults: nothing is lost", "offload/simulation/worker_faults.cpp", [("run_.n_lost += in_.workload.concurrency;", "run_.n_lost += 0;")]),
     ("faults: lost workers go on", "offload/simulation/worker_faults.cpp", [("return lost.contains(d.host); });", "return lost.contains(-1 - d.host); });")]),
     ("servers: whole chunks do not stop answers", "offload/servers/server_speed.cpp", [("q.whole_share = q.n_whole * q.rest_share;", "q.whole_share = 0 * q.n_whole * q.rest_share;")]),

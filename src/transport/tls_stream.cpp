@@ -14,6 +14,31 @@
 #include "core/check.h"
 
 namespace tandem {
+
+// The socket below TLS. Records leave many at a time, because each call of a socket costs as much
+// as the encryption of a record; and writing raises no signal when the other side is gone.
+struct TlsSocket {
+  static constexpr size_t kMostUnsent = 128 << 10;
+  const int descriptor;
+  std::vector<char> unsent = {};
+  size_t n_sent = 0;  // of them
+
+  bool is_flushed() const { return n_sent == unsent.size(); }
+  // Returns false for an error other than that the socket takes no more.
+  bool flush() {
+    while (!is_flushed()) {
+      const ssize_t n =
+          send(descriptor, unsent.data() + n_sent, unsent.size() - n_sent, MSG_NOSIGNAL);
+      if (n < 0) return would_block();
+      n_sent += n;
+    }
+    unsent.clear();
+    n_sent = 0;
+    return true;
+  }
+  static bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+};
+
 namespace {
 
 constexpr unsigned char kCipher[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
@@ -21,19 +46,11 @@ constexpr unsigned char kIdentity[] = "tandem";
 constexpr size_t kRecord = 16 << 10;      // bytes that TLS encrypts together, at most
 constexpr size_t kReadAhead = 128 << 10;  // bytes that are read from the socket at a time
 
-struct FreeContext {
-  void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
-};
-struct FreeSsl {
-  void operator()(SSL* ssl) const { SSL_free(ssl); }
-};
-struct FreeSession {
-  void operator()(SSL_SESSION* session) const { SSL_SESSION_free(session); }
-};
-
 // The session that both sides would have resumed.
-std::unique_ptr<SSL_SESSION, FreeSession> session_of(SSL* ssl, const SessionKey& key) {
-  std::unique_ptr<SSL_SESSION, FreeSession> session(SSL_SESSION_new());
+std::unique_ptr<SSL_SESSION, decltype(&SSL_SESSION_free)> session_of(SSL* ssl,
+                                                                     const SessionKey& key) {
+  std::unique_ptr<SSL_SESSION, decltype(&SSL_SESSION_free)> session(SSL_SESSION_new(),
+                                                                    SSL_SESSION_free);
   const SSL_CIPHER* const cipher = SSL_CIPHER_find(ssl, kCipher);
   const bool ok =
       session && cipher &&
@@ -62,43 +79,19 @@ int find_key(SSL* ssl, const unsigned char* identity, size_t n, SSL_SESSION** se
   return 1;
 }
 
-// The socket below TLS. Records leave many at a time, because each call of a socket costs as much
-// as the encryption of a record; and writing raises no signal when the other side is gone.
-struct Socket {
-  static constexpr size_t kMostUnsent = 128 << 10;
-  const int descriptor;
-  std::vector<char> unsent = {};
-  size_t n_sent = 0;  // of them
-
-  bool is_flushed() const { return n_sent == unsent.size(); }
-  // Returns false for an error other than that the socket takes no more.
-  bool flush() {
-    while (!is_flushed()) {
-      const ssize_t n =
-          send(descriptor, unsent.data() + n_sent, unsent.size() - n_sent, MSG_NOSIGNAL);
-      if (n < 0) return would_block();
-      n_sent += n;
-    }
-    unsent.clear();
-    n_sent = 0;
-    return true;
-  }
-  static bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-};
-
-Socket& socket_of(BIO* bio) { return *static_cast<Socket*>(BIO_get_data(bio)); }
+TlsSocket& socket_of(BIO* bio) { return *static_cast<TlsSocket*>(BIO_get_data(bio)); }
 
 int read_socket(BIO* bio, char* to, int n) {
   BIO_clear_retry_flags(bio);
   const ssize_t n_read = recv(socket_of(bio).descriptor, to, n, 0);
-  if (n_read < 0 && Socket::would_block()) BIO_set_retry_read(bio);
+  if (n_read < 0 && TlsSocket::would_block()) BIO_set_retry_read(bio);
   return static_cast<int>(n_read);
 }
 
 int write_socket(BIO* bio, const char* from, int n) {
   BIO_clear_retry_flags(bio);
-  Socket& socket = socket_of(bio);
-  if (socket.unsent.size() + n > Socket::kMostUnsent) {
+  TlsSocket& socket = socket_of(bio);
+  if (socket.unsent.size() + n > TlsSocket::kMostUnsent) {
     if (!socket.flush()) return -1;
     if (!socket.is_flushed()) {
       BIO_set_retry_write(bio);
@@ -114,7 +107,7 @@ long control_socket(BIO* bio, int what, long, void*) {
   return what == BIO_CTRL_FLUSH && socket_of(bio).flush() ? 1 : 0;
 }
 
-BIO* bio_of(Socket& socket) {
+BIO* bio_of(TlsSocket& socket) {
   static BIO_METHOD* const method = [] {
     BIO_METHOD* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
     check(made != nullptr, "memory for TLS");
@@ -134,13 +127,13 @@ BIO* bio_of(Socket& socket) {
 
 struct TlsStream::State {
   explicit State(int descriptor) : socket{descriptor} {
-    socket.unsent.reserve(Socket::kMostUnsent);
+    socket.unsent.reserve(TlsSocket::kMostUnsent);
   }
   SessionKey key;
-  Socket socket;
+  TlsSocket socket;
   std::array<std::byte, kRecord> record;
-  std::unique_ptr<SSL_CTX, FreeContext> context;
-  std::unique_ptr<SSL, FreeSsl> ssl;
+  std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context{nullptr, SSL_CTX_free};
+  std::unique_ptr<SSL, decltype(&SSL_free)> ssl{nullptr, SSL_free};
 };
 
 TlsStream::TlsStream(int socket, const SessionKey& key, bool is_client)
