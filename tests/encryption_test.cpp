@@ -51,7 +51,8 @@ class Relay {
     const std::lock_guard lock(mutex_);
     return passed_;
   }
-  std::atomic<bool> flips = false;  // a bit of the next bytes of the client
+  std::atomic<bool> flips = false;      // a bit of the next bytes of the client
+  std::atomic<bool> withholds = false;  // their last byte, as long as this is so
 
  private:
   static tcp::endpoint loopback(int port) {
@@ -67,7 +68,11 @@ class Relay {
         passed_.insert(passed_.end(), bytes.begin(), bytes.begin() + static_cast<int64_t>(n));
         if (n > 0 && flips.exchange(false)) bytes[n / 2] ^= std::byte{1};
       }
-      if (!error) asio::write(to, asio::buffer(bytes.data(), n), error);
+      const size_t n_late = keeps && n > 0 && withholds ? 1 : 0;
+      if (!error) asio::write(to, asio::buffer(bytes.data(), n - n_late), error);
+      while (n_late > 0 && withholds) std::this_thread::sleep_for(milliseconds(1));
+      if (!error && n_late > 0)
+        asio::write(to, asio::buffer(bytes.data() + n - n_late, n_late), error);
     }
     boost::system::error_code ignored;
     to.shutdown(tcp::socket::shutdown_both, ignored);
@@ -175,6 +180,26 @@ TEST(Encryption, MessagesThatWereNotReadAreFoundWithoutNewBytes) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   EXPECT_TRUE(pair.server->progress(pair.to_server));
   EXPECT_EQ(pair.to_server.messages.back().body, pattern(30, 2));
+}
+
+// It has been read, and cannot be decrypted before the rest comes: nobody looks again and again.
+TEST(Encryption, PartOfARecordIsWaitedFor) {
+  RelayedPair pair;
+  pair.encrypt();
+  send(*pair.client, pattern(10, 0));
+  ASSERT_EQ(pair.exchange(1, 0), "");
+  pair.relay->withholds = true;
+  send(*pair.client, pattern(1000, 1));
+  MessageConnection* const server = pair.server.get();
+  pair.waiter->wait(std::span(&server, 1), nullptr, milliseconds(5000));
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_FALSE(pair.server->progress(pair.to_server));
+  const auto begin = std::chrono::steady_clock::now();
+  pair.waiter->wait(std::span(&server, 1), nullptr, milliseconds(200));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(150));
+  pair.relay->withholds = false;
+  ASSERT_EQ(pair.exchange(2, 0), "");
+  EXPECT_EQ(pair.to_server.messages[1].body, pattern(1000, 1));
 }
 
 TEST(Encryption, NobodyBetweenReadsWhatIsSaid) {

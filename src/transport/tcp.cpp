@@ -94,6 +94,7 @@ class TcpConnection final : public MessageConnection {
       any = true;
       reader_.received(n, sink);
     }
+    if (tls_ && !is_sent()) send_some();  // its handshake may have ended
     return any;
   }
 

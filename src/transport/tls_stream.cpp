@@ -169,6 +169,7 @@ size_t TlsStream::read_some(std::span<std::byte> to) {
   size_t n = 0;
   ERR_clear_error();
   const int status = SSL_read_ex(state_->ssl.get(), to.data(), to.size(), &n);
+  is_drained_ = status != 1;
   return result(status, n);
 }
 
@@ -193,7 +194,9 @@ void TlsStream::flush() {
 
 bool TlsStream::is_flushed() const { return state_->socket.is_flushed(); }
 
-bool TlsStream::has_received() const { return SSL_has_pending(state_->ssl.get()) == 1; }
+bool TlsStream::has_received() const {
+  return !is_drained_ && SSL_has_pending(state_->ssl.get()) == 1;
+}
 
 size_t TlsStream::result(int status, size_t n_bytes) {
   if (status == 1) return n_bytes;

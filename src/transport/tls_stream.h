@@ -28,7 +28,7 @@ class TlsStream {
   bool is_flushed() const;
   // Nothing can be written before more bytes come.
   bool writing_needs_bytes() const { return writing_needs_bytes_; }
-  // Whether bytes have been read from the socket that read_some() has not returned.
+  // Whether read_some() may return bytes that have left the socket already.
   bool has_received() const;
 
  private:
@@ -37,6 +37,7 @@ class TlsStream {
 
   std::unique_ptr<State> state_;
   bool writing_needs_bytes_ = false;
+  bool is_drained_ = true;  // the last read_some() found no whole record
 };
 
 }  // namespace tandem
