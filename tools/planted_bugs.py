@@ -94,7 +94,7 @@ TESTS_OF = {
     "src/comm/": ["comm_test"],
     "src/loader/model_identity": ["worker_model_test"],
     "src/loader/standby_experts": ["worker_standby_test"],
-    "src/transport/": ["transport_test", "worker_experts_test"],
+    "src/transport/": ["transport_test", "encryption_test", "worker_experts_test"],
     "src/transport/expert_messages": ["expert_messages_test", "worker_experts_test"],
     "src/comm/hosts": ["rank_timelines_test", "bench_comm_test"],
     "src/comm/mpi": ["mpi_test.py"],
