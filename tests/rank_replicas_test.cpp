@@ -92,8 +92,8 @@ TEST_P(RankReplicas, HaveTheGoldenLogits) {
       while (engine.step()) {
       }
       ASSERT_FALSE(got.empty());
-      for (size_t i = 0; i < got.size(); ++i)
-        expect_close(got[i], want[i], (ties ? 2e-4 : 3e-2) * largest(want[i]));
+      for (size_t row = 0; row < got.size(); ++row)
+        expect_close(got[row], want[row], (ties ? 2e-4 : 3e-2) * largest(want[row]));
       const EngineCounts counts = engine.counts();
       ASSERT_EQ(std::ssize(counts.replicas), grid.dp > 1 ? grid.dp : 0);
       for (const Scheduler::Counts& of_replica : counts.replicas)

@@ -502,13 +502,13 @@ class StartedByItself(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([(row["operation"], row["tokens"], row["there"], row["back"]) for row in rows],
-                         [("request to a worker", n, "bf16", "f32") for n in (4, 1)])
+                         [(name, n, "bf16", "f32") for name in ("request to a worker", "encrypted request") for n in (4, 1)])
         self.assertTrue(all(row["raw_seconds"] > 0 and row["bytes_per_second"] > 0 for row in rows))
         machine = json.loads(file.read_text())
-        self.assertEqual(machine.pop("request_seconds"), min(row["seconds"] for row in rows))
+        self.assertEqual(machine.pop("request_seconds"), min(row["seconds"] for row in rows[:2]))
         self.assertEqual(machine, before)
         text = self.run_self(None, bench)
-        self.assertEqual((text.returncode, text.stdout.count("| request to a worker  |")), (0, 2))
+        self.assertEqual((text.returncode, text.stdout.count("| request to a worker  |"), text.stdout.count("| encrypted request    |")), (0, 2, 2))
         self.assertIn("a backbone and a worker on this host, beside TCP", text.stdout)
         self.refused(None, [*bench[:-1], "8193"], 2, "--tokens", "8192")
 
