@@ -131,7 +131,9 @@ TEST(GpuEngineBoth, KernelsOfALayer) {
   // embedding; the last addition, gather, norm, head
   constexpr int kModel = 5;
   EXPECT_EQ(on.n_nodes(), kModel + kDense + 2 * kMoe);
-  if (!gpu::early_launches(gpu::open_gpu().major)) EXPECT_EQ(on.n_early(), 0) << "not asked for";
+  if (!gpu::early_launches(gpu::open_gpu().major)) {
+    EXPECT_EQ(on.n_early(), 0) << "not asked for";
+  }
 }
 
 // Asked to, all but the first kernel, the gathering and the last addition start early.
