@@ -18,6 +18,7 @@
 #include "model/cost.h"
 #include "scheduling/expert_loads.h"
 #include "tests/check_close.h"
+#include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
 #include "tests/rank_grids.h"
@@ -545,7 +546,7 @@ std::string refusal(int n_ranks, const ModelOptions& options) {
 }
 
 std::string placement_file(int tp) {
-  const std::string file = testing::TempDir() + "replicas.json";
+  std::string file = testing::TempDir() + "replicas.json";
   std::ofstream(file) << fmt::format(
       R"({{"model": "tiny-r1", "machine": "two hosts",
           "backbone": {{"format": "fp8", "stages": [{{"layers": "0-2", "tp": {},
@@ -579,9 +580,8 @@ TEST(RanksWithReplicas, ObeyAPlacement) {
 }
 
 TEST(RanksWithReplicas, RefuseWhatDoesNotFitTogether) {
-  const ModelOptions usual = {.directory = kTinyR1, .context = 64};
   const auto refused = [&](int n_ranks, auto change) {
-    ModelOptions options = usual;
+    ModelOptions options = {.directory = kTinyR1, .context = 64};
     change(options);
     return refusal(n_ranks, options);
   };
