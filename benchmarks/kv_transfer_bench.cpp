@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "bench/cpu_bench_model.h"
+#include "bench/machine/machine_speed.h"
 #include "engine/engine.h"
 #include "prefill/kv_client.h"
 #include "prefill/kv_server.h"
@@ -134,11 +135,6 @@ class PlainTcp {
   tcp::socket near_{io_}, far_{io_};
 };
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
-  return values[values.size() / 2];
-}
-
 void keys(benchmark::State& state) {
   const auto n_tokens = static_cast<int>(state.range(0));
   const Secret secret = state.range(1) != 0 ? Secret("a secret of this benchmark") : Secret();
@@ -166,7 +162,7 @@ void keys(benchmark::State& state) {
   PlainTcp plain(n_pages, prefill.page_bytes());
   const double bytes = static_cast<double>(n_pages) * static_cast<double>(prefill.page_bytes());
   std::vector<double> own, raw, ratios;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     decode->forget_pages();
     const double fetched = decode.seconds_to_first(prompt);
     const double cached = decode.seconds_to_first(prompt);

@@ -107,6 +107,8 @@ struct RelayedPair {
     client->encrypt(key_of(1), true);
     server->encrypt(key_of(1), false);
   }
+  // Encrypts, and sends one message to the server, as exchange() does.
+  std::string first_encrypted();
   // Until so many messages have come to the server and the client, and all is sent. Returns what
   // went wrong; empty: nothing.
   std::string exchange(size_t n_to_server, size_t n_to_client) {
@@ -130,6 +132,12 @@ struct RelayedPair {
 void send(MessageConnection& connection, const std::vector<std::byte>& body) {
   const MessageBytes part = body;
   connection.send(MessageKind::kRequest, 1, std::span(&part, 1));
+}
+
+std::string RelayedPair::first_encrypted() {
+  encrypt();
+  send(*client, pattern(10, 0));
+  return exchange(1, 0);
 }
 
 bool has(const std::vector<std::byte>& all, const std::vector<std::byte>& part) {
@@ -162,9 +170,7 @@ TEST(Encryption, CarriesMessagesOfAnySizeBothWays) {
 // TLS has read both from the socket when the first is taken.
 TEST(Encryption, MessagesThatWereNotReadAreFoundWithoutNewBytes) {
   RelayedPair pair;
-  pair.encrypt();
-  send(*pair.client, pattern(10, 0));
-  ASSERT_EQ(pair.exchange(1, 0), "");
+  ASSERT_EQ(pair.first_encrypted(), "");
   pair.to_server.pauses = pair.server.get();
   pair.to_server.n_before_pause = 2;
   send(*pair.client, pattern(20, 1));
@@ -185,9 +191,7 @@ TEST(Encryption, MessagesThatWereNotReadAreFoundWithoutNewBytes) {
 // It has been read, and cannot be decrypted before the rest comes: nobody looks again and again.
 TEST(Encryption, PartOfARecordIsWaitedFor) {
   RelayedPair pair;
-  pair.encrypt();
-  send(*pair.client, pattern(10, 0));
-  ASSERT_EQ(pair.exchange(1, 0), "");
+  ASSERT_EQ(pair.first_encrypted(), "");
   pair.relay->withholds = true;
   send(*pair.client, pattern(1000, 1));
   MessageConnection* const server = pair.server.get();
@@ -249,9 +253,7 @@ TEST(Encryption, OtherKeysAndOpenBytesAreRefused) {
 
 TEST(Encryption, ReportsTheEndOfAConnection) {
   RelayedPair pair;
-  pair.encrypt();
-  send(*pair.client, pattern(10, 0));
-  ASSERT_EQ(pair.exchange(1, 0), "");
+  ASSERT_EQ(pair.first_encrypted(), "");
   pair.client.reset();
   MessageConnection* const server = pair.server.get();
   pair.waiter->wait(std::span(&server, 1), nullptr, milliseconds(5000));
@@ -261,9 +263,7 @@ TEST(Encryption, ReportsTheEndOfAConnection) {
 // What is written to a connection whose other side has gone ends no process.
 TEST(Encryption, WritingToNobodyIsAnError) {
   RelayedPair pair;
-  pair.encrypt();
-  send(*pair.client, pattern(10, 0));
-  ASSERT_EQ(pair.exchange(1, 0), "");
+  ASSERT_EQ(pair.first_encrypted(), "");
   pair.client.reset();
   const std::vector<std::byte> large = pattern(1 << 20, 0);
   const auto fails = [&] {

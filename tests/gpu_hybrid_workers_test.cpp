@@ -88,19 +88,9 @@ TEST(HybridWorkersOfTinyR1, AnswerWhoeverComputes) {
   Workers workers(served(kTinyR1, ""), {"auto", "auto"});
   options.workers.addresses = workers.addresses;
   EXPECT_EQ(answers(options, 4), want);
-  std::atomic<bool> is_over = false;
-  std::thread change([&] {
-    for (int worker = 0; !is_over; worker = 1 - worker) {
-      workers.threads[worker].reset();
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      workers.threads[worker] = std::make_unique<WorkerThread>(
-          served(kTinyR1, "auto"), ExpertServer::Options{.address = workers.addresses[worker]});
-      std::this_thread::sleep_for(std::chrono::milliseconds(700));  // links connect twice a second
-    }
-  });
-  EXPECT_EQ(answers(options, 4), want);
-  is_over = true;
-  change.join();
+  EXPECT_EQ(
+      while_owners_change(workers, served(kTinyR1, "auto"), [&] { return answers(options, 4); }),
+      want);
 }
 
 // The kernels of a failed step, launched and recorded, have taken and given all their signals.

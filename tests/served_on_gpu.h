@@ -5,6 +5,7 @@
 #include "loader/gpu_experts.h"
 #include "loader/loaded_experts.h"
 #include "model/checkpoint.h"
+#include "model/parameters.h"
 #include "tests/worker_threads.h"
 
 namespace tandem::test {
@@ -24,8 +25,7 @@ inline int64_t gpu_bytes_for(const LoadedExpertsOptions& options, int n) {
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config);
   const GpuMemory memory = gpu_expert_memory(stored, config, options.max_rows);
-  int n_layers = 0;
-  for (int layer = 0; layer < config.n_all_layers(); ++layer) n_layers += config.is_moe(layer);
+  const int n_layers = moe_layers(config, 0, config.n_all_layers() - 1);
   const GpuParts one = evenly_on_gpu(config, 1);
   return memory.weight_bytes(one) + memory.other_bytes(one, 0, 0) +
          (int64_t{n} * n_layers - 1) * memory.expert_bytes;

@@ -76,4 +76,24 @@ inline void expect_answers_after_failed_steps(ModelOptions options,
   client.join();
 }
 
+// Does `work` while one of two workers after the other ends and is back, as `options` say, and
+// then stays for long enough to be used.
+template <class Work>
+auto while_owners_change(Workers& workers, const LoadedExpertsOptions& options, const Work& work) {
+  std::atomic<bool> is_over = false;
+  std::thread change([&] {
+    for (int worker = 0; !is_over; worker = 1 - worker) {
+      workers.threads[worker].reset();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      workers.threads[worker] = std::make_unique<WorkerThread>(
+          options, ExpertServer::Options{.address = workers.addresses[worker]});
+      std::this_thread::sleep_for(std::chrono::milliseconds(700));  // links connect twice a second
+    }
+  });
+  const auto result = work();
+  is_over = true;
+  change.join();
+  return result;
+}
+
 }  // namespace tandem::test

@@ -40,8 +40,8 @@ class CudaServedExperts final : public ExpertPool {
   const ModelConfig& c_;
   const Parts p_;
   const std::vector<std::vector<int32_t>> places_;  // CudaExperts::places()
-  // Of a batch, on the GPU and mapped: rows and sums [rows, dim]; ids kI32 [rows, n_active] among
-  // the layer's experts on the GPU, ascending, then -1, and after all of them their weights.
+  // A batch's arrays, on the GPU and mapped: rows and sums [rows, dim]; ids kI32 [rows, n_active]
+  // among the layer's experts on the GPU, ascending, then -1, and after all of them their weights.
   gpu::Buffer x_, sums_, pairs_;
   gpu::Buffer x_of_host_, sums_of_host_, pairs_of_host_;
   std::vector<int32_t> cpu_ids_;              // [max_rows, n_active] -1 for an expert on the GPU

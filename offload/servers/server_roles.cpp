@@ -66,7 +66,7 @@ struct PlannedServer : std::enable_shared_from_this<PlannedServer> {
   const int64_t most_sequences;  // of a replica
 };
 
-// Of the servers for which each kind of hosts has room, how many get either role.
+// How many of the servers that a kind of hosts has room for get either role.
 struct RoleCounts {
   int n_prefill, n_decode;
 };
@@ -325,7 +325,7 @@ bool ServerPlanner::better(const ServerSpeed& a, const ServerSpeed& b) const {
   return a.request_seconds < b.request_seconds;
 }
 
-// Of 48 rates, each a tenth higher than the one before, up to the highest that either sustains.
+// Tries 48 rates, each a tenth higher than the one before, up to the highest that either sustains.
 void ServerPlanner::find_rates(ServerPlan& plan) const {
   constexpr int kRates = 48;
   double rate = std::max(most_requests_per_second(plan.both.system),
@@ -419,6 +419,7 @@ std::vector<std::string> commands_of(const PlanRequest& r, const ServerDivision&
                    [](const PlannedServers& s) { return s.is_one_process; }))
     return {};
   std::vector<std::string> prefill, answering, commands;
+  std::string last;  // host, which has the router too
   const auto each_host = [&](const auto& visit) {
     for (const PlannedServers& s : d.servers)
       for (int i = 0; i < s.n; ++i) visit(s, fmt::format("host{}", s.first_host + i));
@@ -430,6 +431,7 @@ std::vector<std::string> commands_of(const PlanRequest& r, const ServerDivision&
       answering.push_back(fmt::format("http://{}:{}", host, kPort));
   });
   each_host([&](const PlannedServers& s, const std::string& host) {
+    last = host;
     std::string role;
     if (s.role == ServerRole::kPrefill)
       role = fmt::format(" --role prefill --kv-listen {}:{} --kv-secret KEY", host, kKeysPort);
@@ -448,10 +450,8 @@ std::vector<std::string> commands_of(const PlanRequest& r, const ServerDivision&
         std::min(s.most_sequences, s.chunk_tokens)));
   });
   if (answering.size() > 1)
-    commands.push_back(
-        fmt::format("{}: tandem route --backends {} --host {} --port {}",
-                    commands.back().substr(0, commands.back().find(':')), fmt::join(answering, ","),
-                    commands.back().substr(0, commands.back().find(':')), kRouterPort));
+    commands.push_back(fmt::format("{0}: tandem route --backends {1} --host {0} --port {2}", last,
+                                   fmt::join(answering, ","), kRouterPort));
   return commands;
 }
 

@@ -17,7 +17,7 @@ struct SimulatedAnswers {
   std::vector<double> first_token_seconds;  // of each request, from its arrival; in their order
   std::vector<double> gaps;                 // between two tokens of any answer, ascending
   double seconds = 0;                       // until the last token
-  // Of answers, from the arrival of the first tenth of the requests to that of the last one.
+  // The rate of answers, from the arrival of the first tenth of the requests to that of the last.
   double tokens_per_second = 0;
 };
 // Every request is of the system's prompt and answer. Throws Error if there are none, or more

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "offload/plan/roles.h"
+#include "offload/simulation/arrivals.h"
 
 namespace tandem {
 namespace {
@@ -235,11 +236,8 @@ class FaultSimulator {
     run_.seconds = now_;
     run_.tokens_per_second = static_cast<double>(n_tokens_) / now_;
     std::sort(gaps_.begin(), gaps_.end());
-    if (!gaps_.empty()) {
-      run_.longest_gap_seconds = gaps_.back();
-      run_.p99_gap_seconds =
-          gaps_[static_cast<size_t>(0.99 * static_cast<double>(gaps_.size() - 1))];
-    }
+    run_.longest_gap_seconds = percentile(gaps_, 1);
+    run_.p99_gap_seconds = percentile(gaps_, 0.99);
     return std::move(run_);
   }
 

@@ -21,7 +21,6 @@ class GpuExperts {
   virtual std::string arithmetic() const = 0;
   // Whether rows are rounded to BF16 in all layers.
   virtual bool takes_bf16() const = 0;
-  virtual const LoadReport& report() const = 0;
   // Computes batches in host memory: these experts on the GPU, and the others by `others`, which
   // outlives the object. Called once.
   virtual ExpertPool& with(CpuExperts& others) = 0;

@@ -6,6 +6,7 @@
 #include "core/memory.h"
 #include "loader/gpu_experts.h"
 #include "loader/pack_weights.h"
+#include "model/parameters.h"
 #include "offload/parts/fit.h"
 
 namespace tandem {
@@ -43,8 +44,7 @@ GpuParts gpu_parts(const LoadedExpertsOptions& options, const ServedSubject& sub
   const ModelConfig& c = subject.config;
   const FitRequest request = fit_request(options, subject);
   const GpuMemory memory = gpu_expert_memory(subject.stored, c, options.max_rows);
-  int n_layers = 0;
-  for (int layer = 0; layer < c.n_all_layers(); ++layer) n_layers += c.is_moe(layer);
+  const int n_layers = moe_layers(c, 0, c.n_all_layers() - 1);
   const auto of_each_layer = [&](int64_t n) {
     return evenly_on_gpu(c, n * n_layers, request.on_other_ranks);
   };

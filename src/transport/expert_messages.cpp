@@ -15,7 +15,7 @@ struct WelcomeHead {
   uint32_t n_gpu_text, zero;
 };
 
-// Of an expert in a welcome.
+// Where a welcome says that an expert is.
 enum class Place : uint8_t { kNowhere, kMemory, kGpu };
 
 struct LoadAnswerHead {

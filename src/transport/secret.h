@@ -21,7 +21,7 @@ enum class Prover : uint8_t { kBackbone, kWorker };
 enum class Protection : uint32_t {
   kNone,
   kProof,       // a shared secret: each knows who the other is
-  kEncryption,  // and nobody else can read or change what they say
+  kEncryption,  // also TLS: no third party can read or change what they say
 };
 
 class Secret {
@@ -39,7 +39,7 @@ class Secret {
   // What `side` sends to prove that it knows the secret and wants this protection; zeros without a
   // secret.
   Mac proof(Prover side, const Nonce& of_backbone, const Nonce& of_worker) const;
-  // Of one connection. It says nothing about the secret or the proofs.
+  // The key of one connection. Neither the secret nor the proofs can be computed from it.
   SessionKey session_key(const Nonce& of_backbone, const Nonce& of_worker) const;
 
  private:

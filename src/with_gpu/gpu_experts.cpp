@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/clock.h"
 #include "offload/gpu/cuda_served_experts.h"
 #include "ops/cuda_device.h"
 #include "ops/cuda_products.h"
@@ -33,7 +32,6 @@ class ExpertsOnGpu final : public GpuExperts {
                        gpu_info_.minor);
   }
   bool takes_bf16() const override { return experts_->rounds_to_bf16(); }
-  const LoadReport& report() const override { return report_; }
   ExpertPool& with(CpuExperts& others) override {
     pool_ = std::make_unique<CudaServedExperts>(
         config_, CudaServedExperts::Parts{weights_, *experts_, others, stream_}, max_rows_);
@@ -49,11 +47,8 @@ class ExpertsOnGpu final : public GpuExperts {
     std::vector<LoadJob> jobs =
         upload_jobs({.stored = stored, .config = config_, .parts = parts, .only_experts = true},
                     weights_, home_, in_host);
-    for (const LoadJob& job : jobs) report_.bytes += job.bytes;
-    const auto start = Clock::now();
     run_load_jobs(store.files(), std::move(jobs), {options.n_threads, options.progress});
     home_.finish();
-    report_.seconds = seconds_since(start);
   }
 
   const ModelConfig& config_;
@@ -62,7 +57,6 @@ class ExpertsOnGpu final : public GpuExperts {
   gpu::Stream stream_;
   CudaWeights home_;
   ModelWeights weights_;
-  LoadReport report_;
   std::unique_ptr<CudaExpertRows> rows_;
   std::unique_ptr<CudaExperts> experts_;
   std::unique_ptr<CudaServedExperts> pool_;
