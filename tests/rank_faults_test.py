@@ -184,12 +184,21 @@ def problems_after(fault, folder):
         if victim is None:
             return (["the job ended before the fault"] if fault.phase != "end" else []), 0
         os.kill(victim, fault.signal)
+        # Open MPI's launcher may wait without end for a lock of its own (PMIx_server_finalize) when a rank was lost
+        # before MPI had begun. The ranks are gone then, and --ranks kills it.
+        may_hang = fault.launcher == "mpirun.openmpi" and fault.way != "self" and fault.phase == "start"
         begin = time.monotonic()
+        alone = None  # since when the launcher has no ranks any more
         while job.process.poll() is None or job.processes():
-            if time.monotonic() > begin + MOST_SECONDS + 30:
+            now = time.monotonic()
+            if may_hang and job.processes() == [job.process.pid]:
+                alone = alone or now
+                if now > alone + 10:
+                    job.process.kill()
+            if now > begin + MOST_SECONDS + 30:
                 break
             time.sleep(0.05)
-        seconds = time.monotonic() - begin
+        seconds = (alone or time.monotonic()) - begin
         left = job.processes()
         errors = job.errors.read_text(errors="replace")
         problems = []

@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
@@ -157,8 +158,9 @@ void copy_terminal(int to) {
 // the launcher and other ranks learn that it has ended.
 class Supervision {
  public:
-  explicit Supervision(const BlockedSignals& signals)
+  Supervision(const BlockedSignals& signals, std::chrono::milliseconds launcher_patience)
       : signals_(signals),
+        launcher_patience_(launcher_patience),
         listening_(open_socket(SOCK_NONBLOCK)),
         events_(epoll_create1(EPOLL_CLOEXEC)) {
     const Address address(getpid());
@@ -180,10 +182,14 @@ class Supervision {
   EndOfRanks run(pid_t launcher) {
     std::array<epoll_event, 64> events{};
     std::optional<int> status;
+    bool was_killed = false;
     while (true) {
-      const int n = epoll_wait(events_, events.data(), std::ssize(events), status ? 0 : -1);
+      const bool may_hang = !was_killed && n_accepted_ > 0 && ranks_.empty();
+      const int most_ms = status ? 0 : may_hang ? static_cast<int>(launcher_patience_.count()) : -1;
+      const int n = epoll_wait(events_, events.data(), std::ssize(events), most_ms);
       check(n >= 0 || errno == EINTR, "ranks are supervised");
       if (status && n == 0) return {*status, *status != 0 && !asked_to_end_ ? lost_ : ""};
+      if (n == 0) was_killed = kill(-launcher, SIGKILL) == 0;
       for (int i = 0; i < n; ++i) {
         const int file = events[i].data.fd;
         if (file == listening_) accept_rank();
@@ -193,7 +199,9 @@ class Supervision {
         if (signal->ssi_signo != SIGCHLD)
           pass_on(static_cast<int>(signal->ssi_signo), launcher);
         else if (int how = 0; waitpid(launcher, &how, WNOHANG) == launcher)
-          status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
+          status = was_killed       ? one_fails_ || !lost_.empty()
+                   : WIFEXITED(how) ? WEXITSTATUS(how)
+                                    : 128 + WTERMSIG(how);
     }
   }
 
@@ -219,6 +227,7 @@ class Supervision {
       return;
     }
     ranks_[file] = {peer.pid};
+    ++n_accepted_;
     await(file);
   }
 
@@ -248,8 +257,10 @@ class Supervision {
   }
 
   const BlockedSignals& signals_;
+  const std::chrono::milliseconds launcher_patience_;
   const int listening_, events_;
   std::map<int, Rank> ranks_;  // by the file of the connection
+  int n_accepted_ = 0;         // connections of ranks so far
   bool asked_to_end_ = false, one_fails_ = false;
   std::string lost_;
 };
@@ -281,7 +292,7 @@ std::string find_launcher(std::string_view path) {
 
 EndOfRanks run_ranks(const RanksOfHost& ranks) {
   const BlockedSignals signals;
-  Supervision supervision(signals);
+  Supervision supervision(signals, ranks.launcher_patience);
   const Pipe failure;
   std::optional<Pipe> input;
   if (isatty(STDIN_FILENO)) input.emplace();

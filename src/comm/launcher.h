@@ -2,6 +2,7 @@
 // its own program and arguments. The process stays, so that signals reach rank 0 and not the
 // launcher, which would kill all ranks a second later.
 #pragma once
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,13 +13,18 @@ struct RanksOfHost {
   std::string launcher;              // a program, as find_launcher() returns it
   int n;                             // ranks
   std::vector<std::string> command;  // of every rank: program and arguments
+  // A launcher that has not ended so long after its last rank is killed: Open MPI's may wait
+  // without end for a lock of its own when a rank was lost before MPI had begun.
+  std::chrono::milliseconds launcher_patience{10'000};
 };
 
 // mpirun or mpiexec in the folders of `path`, the value of PATH; empty: there is none.
 std::string find_launcher(std::string_view path);
 
 struct EndOfRanks {
-  int status;  // that the launcher gives; 128 and the number of the signal where one ended it
+  // That the launcher gives; 128 and the number of the signal where one ended it. Of a launcher
+  // that had to be killed: 1 where a rank has failed or is lost, otherwise 0.
+  int status;
   // Which rank was the first to end without announcing it, because it was killed or has crashed;
   // empty: none was, one had failed before, or a signal has asked all to end.
   std::string error;
