@@ -2,8 +2,10 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <random>
+#include <thread>
 
 #include "engine/engine.h"
 #include "loader/loaded_model.h"
@@ -43,8 +45,15 @@ inline bool is_busy(const Engine& engine) {
   return state == RebalanceReport::State::kPlanning || state == RebalanceReport::State::kLoading;
 }
 
+// A step. Without one to compute, lets the threads that plan and load have the core.
+inline bool step_or_wait(Engine& engine) {
+  if (engine.step()) return true;
+  std::this_thread::sleep_for(std::chrono::microseconds(200));
+  return false;
+}
+
 inline void run_to_end(Engine& engine) {
-  while (engine.step() || is_busy(engine)) {
+  while (step_or_wait(engine) || is_busy(engine)) {
   }
 }
 

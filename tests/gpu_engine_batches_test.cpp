@@ -28,7 +28,7 @@ ModelOptions golden_on(DeviceChoice device, const std::string& family,
           .attention = form};
 }
 
-TEST(GpuEngineBatches, TwoHundredStepsGiveTheCpusTokens) {
+TEST(GpuEngineBatches, AHundredStepsGiveTheCpusTokens) {
   constexpr int kSequences = 3;
   Loaded cpu(golden_on(DeviceChoice::kCpu, "v2_lite"), 1, kSequences),
       gpu(golden_on(DeviceChoice::kCuda, "v2_lite"), 2, kSequences);
@@ -36,11 +36,11 @@ TEST(GpuEngineBatches, TwoHundredStepsGiveTheCpusTokens) {
       follow(cpu, gpu,
              {.seed = 11,
               .n_sequences = kSequences,
-              .n_steps = 200,
+              .n_steps = 100,
               .end = 80,
               .out_of = 2,
               .prompt = [&](std::mt19937& rng) { return random_prompt(rng, cpu.vocab()); }});
-  EXPECT_GE(seen.n_decoded, 250);
+  EXPECT_GE(seen.n_decoded, 120);
   EXPECT_LE(seen.n_far, seen.n_rows / 50);
   EXPECT_LE(seen.n_near, seen.n_rows / 50);
 }
@@ -59,12 +59,12 @@ TEST(GpuEngineBatches, StepsOfTinyR1GiveTheCpusTokens) {
   const Followed seen = follow(cpu, gpu,
                                {.seed = 5,
                                 .n_sequences = kSequences,
-                                .n_steps = 50,
+                                .n_steps = 30,
                                 .end = 120,
                                 .out_of = 4,
                                 .prompt = std::ref(sums),
                                 .last_tokens = sums.last_tokens()});
-  EXPECT_GE(seen.n_decoded, 50);
+  EXPECT_GE(seen.n_decoded, 25);
   EXPECT_LE(seen.n_far, 1);
   EXPECT_LE(seen.n_near, 1);
 }

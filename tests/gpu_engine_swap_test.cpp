@@ -149,7 +149,7 @@ using Lengths = std::vector<std::pair<int, int>>;
 const Lengths kThree = {{63, 8}, {62, 8}, {61, 8}};
 // On four pages the second sequence is preempted within its second page, for the third page of the
 // first.
-const Lengths kTwo = {{100, 32}, {50, 40}};
+const Lengths kTwo = {{100, 30}, {50, 32}};
 
 struct Play {
   ModelOptions options = options_for(kFewTokens, 6 * kFewTokens);

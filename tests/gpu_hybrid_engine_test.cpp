@@ -97,7 +97,7 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
     EXPECT_EQ(says(loaded.device(), "experts also on the cpu"), !of.placement.empty());
     const Tokenizer tokenizer = Tokenizer::from_directory(of.directory);
     const ChatFormat format(of.directory, tokenizer);
-    generate.max_new_tokens = 12;
+    generate.max_new_tokens = 6;
     generate.sampling.temperature = 0;
     const std::vector<int32_t> prompt = format.prompt(first_messages("", "What is 12 + 7?"));
     Engine engine = engine_for(loaded, tokenizer);

@@ -55,7 +55,7 @@ TEST_P(HotExperts, TheCpusLogitsStay) {
       continue;
     }
     Engine engine = moving_engine(*loaded, {.plan = random_plan(round)}, 32);
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 3; ++i) {
       Logits logits;
       submit_text(engine, tokens, logits);
       run_to_end(engine);
@@ -105,7 +105,7 @@ std::vector<std::vector<int32_t>> answers_while(const ModelOptions& options, int
   int64_t n_experts = 0;
   int n_begun = 0;
   for (bool computes = true; computes || is_busy(engine);) {
-    computes = engine.step();
+    computes = step_or_wait(engine);
     if (is_busy(engine) || n_begun == n_moves) continue;
     n_experts += engine.rebalance_report().n_experts;
     EXPECT_TRUE(engine.rebalance());

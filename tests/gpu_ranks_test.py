@@ -19,7 +19,8 @@ import ranks_test
 from mpi_launcher import LAUNCHERS, is_alive, launch
 from ranks_test import alone, answer_of, ranks_of, ranks_of_number, run
 
-QUESTION = [*ranks_test.QUESTION[:3], "--device", "cuda", "--ctx", "512", *ranks_test.QUESTION[3:]]
+# Few tokens: one takes the emulated GPU 50 ms.
+QUESTION = ["run", "--temp", "0", "--device", "cuda", "--ctx", "512", "-n", "10", "--json", "-p", "What is 478 + 356?"]
 MACHINES = pathlib.Path(__file__).resolve().parent.parent / "machines"
 
 
@@ -92,13 +93,13 @@ class GpuRanks(GpuProcesses):
                     line = server.stderr.readline()
                 address = line[line.index("http://"):].split()[0]
                 self.wait_ready(address)
-                with concurrent.futures.ThreadPoolExecutor(3) as pool:
-                    answers = list(pool.map(lambda q: answer_of(address, q), ["What is 3 + 4?", "What is 12 + 7?", "What is 3 + 4?"]))
-                for answer, text in zip(answers, ("is 7.", "is 19.", "is 7.")):
+                with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                    answers = list(pool.map(lambda q: answer_of(address, q), ["What is 3 + 4?", "What is 12 + 7?"]))
+                for answer, text in zip(answers, ("is 7.", "is 19.")):
                     self.assertIn(text, json.dumps(answer))
                 with urllib.request.urlopen(f"{address}/experts", timeout=60) as response:
                     experts = json.loads(response.read())
-                self.assertGreater(experts["tokens"], 100)
+                self.assertGreater(experts["tokens"], 50)
                 for layer in experts["layers"][:2]:  # each token of each replica is counted once
                     self.assertEqual(sum(layer["counts"]), 4 * experts["tokens"])
                     self.assertEqual(layer["ranks"], [[0], [1]] * 8)
@@ -109,7 +110,7 @@ class GpuRanks(GpuProcesses):
     def wait_ready(self, address):
         for _ in range(200):
             try:
-                return answer_of(address, "What is 1 + 1?")
+                return answer_of(address, "What is 1 + 1?", 1)
             except OSError:
                 time.sleep(0.1)
         raise AssertionError("not ready")

@@ -93,7 +93,7 @@ TEST_F(MadeUpTorch, FailuresAreSaid) {
   EXPECT_THROW(
       {
         try {
-          torch.linear(10, 10, 1);
+          torch.linear(1000, 1000, 1);
         } catch (const std::runtime_error& error) {
           EXPECT_STREQ(error.what(), "--baseline torch: PyTorch fails: MemoryError: full");
           throw;

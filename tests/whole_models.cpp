@@ -20,7 +20,7 @@ std::vector<Request> questions(const std::string& directory, const Tokenizer& to
   std::vector<Request> requests;
   for (int i = 0; i < n; ++i) {
     GenerateOptions generate;
-    generate.max_new_tokens = 20 - 5 * (i % 3);
+    generate.max_new_tokens = 12 - 3 * (i % 3);
     generate.sampling.temperature = 0;
     if (sample) sample(i, generate.sampling);
     const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);

@@ -1,6 +1,7 @@
 // Whole models as a user loads them, for tests that compare devices: paths, tiny-r1's answers, and
 // comparisons of logits.
 #pragma once
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,7 +16,7 @@ inline ModelOptions tiny_r1(DeviceChoice device) {
   return {.directory = kTinyR1, .device = device, .n_threads = 1, .context = 256, .max_logits = 3};
 }
 
-// Requests of up to 20 tokens for the answers to n questions, which `sample` may change. Greedy
+// Requests of up to 12 tokens for the answers to n questions, which `sample` may change. Greedy
 // without it.
 using SetSampling = std::function<void(int question, SamplingParams& sampling)>;
 std::vector<Request> questions(const std::string& directory, const Tokenizer& tokenizer, int n,
@@ -23,6 +24,9 @@ std::vector<Request> questions(const std::string& directory, const Tokenizer& to
 
 // Greedy answers to several questions, max_logits at a time, so that sequences start and end.
 std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions);
+
+// Whether this run is of `make test-long`.
+inline bool is_long() { return std::getenv("TANDEM_LONG_TEST") != nullptr; }
 
 // Options of a rank that has one thread and shares its host with all others. Without `steps` all
 // ranks make the same calls.

@@ -96,7 +96,7 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
   std::ifstream file(path, std::ios::binary);
   require(file.good(), "cannot open {}: {}", path, std::strerror(errno));
   std::string text;
-  std::vector<char> piece(1 << 20);
+  std::vector<char> piece(1 << 16);
   while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())), file.gcount() > 0) {
     text.append(piece.data(), file.gcount());
     require(static_cast<int64_t>(text.size()) <= max_bytes,
