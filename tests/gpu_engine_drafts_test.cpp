@@ -195,7 +195,7 @@ TEST(GpuDrafts, AnswersAreThoseWithoutDraftsWithExpertsOnBoth) {
     options.placement = file.path();
     const Answered got = answered(options, 2);
     EXPECT_EQ(got.tokens, want.tokens) << "streamed from " << stream_from << " tokens on";
-    EXPECT_GE(got.n_accepted, 15);
+    EXPECT_GE(got.n_accepted, 8);
     EXPECT_GT(got.n_recorded, want.n_recorded);
   }
 }
