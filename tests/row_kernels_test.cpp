@@ -1,8 +1,12 @@
 // Kernels for rows that travel between ranks, of every instruction set: the bits of each are those
 // of the scalar reference, which is compared with the definition of the format.
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "tests/kernel_cases.h"
 #include "tests/kernel_tables.h"
