@@ -214,6 +214,37 @@ struct EncodeBf16Args {
   int64_t n;
 };
 
+// Rows as they travel between ranks: E4M3 codes, and a scale for every kScaledColumns columns,
+// which is their largest magnitude / 448. A block with NaN has the scale NaN, because decoding
+// knows no code of NaN. All tables give the same bits.
+constexpr int kScaledColumns = 128;
+struct EncodeFp8Args {
+  const float* from;  // [n]
+  uint8_t* codes;     // [n]
+  float* scales;      // [n / kScaledColumns, rounded up]
+  int64_t n;
+};
+struct DecodeFp8Args {
+  const uint8_t* codes;  // as EncodeFp8Args has them
+  const float* scales;
+  float* to;  // [n]
+  int64_t n;
+};
+
+// out[i] += sum of weight * row[i] over the rows in their order. Every product and every sum is
+// rounded, and the sum begins with 0: all tables give the same bits.
+struct WeightedRow {
+  const void* row;  // [n] at a multiple of its type's bytes
+  float weight;
+};
+struct AddRowsArgs {
+  const WeightedRow* rows;
+  int n_rows;
+  ActivationType type;  // of the rows: kF32 or kBF16
+  float* out;           // [n]
+  int64_t n;
+};
+
 struct KernelTable {
   Isa isa;
   const char* name;
@@ -232,6 +263,9 @@ struct KernelTable {
   void (*silu_mul)(const SiluMulArgs&);
   void (*decode)(const DecodeArgs&);
   void (*encode_bf16)(const EncodeBf16Args&);
+  void (*encode_fp8)(const EncodeFp8Args&);
+  void (*decode_fp8)(const DecodeFp8Args&);
+  void (*add_rows)(const AddRowsArgs&);
 };
 
 // The best instruction set of this machine, and its kernels. Callers must not request a set above

@@ -186,6 +186,36 @@ void encode_bf16(const EncodeBf16Args& a) {
   }
 }
 
+// Sizes of floats compare as their bits do, and those of NaN are the largest.
+int32_t size_bits(float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; }
+
+void encode_fp8(const EncodeFp8Args& a) {
+  for (int64_t begin = 0; begin < a.n; begin += kScaledColumns) {
+    const int64_t end = std::min(begin + kScaledColumns, a.n);
+    int32_t size = 0;
+    for (int64_t c = begin; c < end; ++c) size = std::max(size, size_bits(a.from[c]));
+    const auto largest = std::bit_cast<float>(size);
+    const float inverse = largest > 0 ? 448 / largest : 0;
+    for (int64_t c = begin; c < end; ++c) a.codes[c] = to_e4m3(a.from[c] * inverse);
+    a.scales[begin / kScaledColumns] = largest / 448;
+  }
+}
+
+void decode_fp8(const DecodeFp8Args& a) {
+  for (int64_t i = 0; i < a.n; ++i)
+    a.to[i] = e4m3_to_float(a.codes[i]) * a.scales[i / kScaledColumns];
+}
+
+void add_rows(const AddRowsArgs& a) {
+  const auto type = a.type == ActivationType::kBF16 ? WeightType::kBF16 : WeightType::kF32;
+  for (int64_t i = 0; i < a.n; ++i) {
+    float sum = 0;
+    for (const WeightedRow* r = a.rows; r != a.rows + a.n_rows; ++r)
+      sum += r->weight * element(r->row, type, i);
+    a.out[i] += sum;
+  }
+}
+
 float max_magnitude(const float* x, int64_t n) {
   float max = 0;
   for (int64_t i = 0; i < n; ++i) max = std::max(max, std::fabs(x[i]));
@@ -282,7 +312,10 @@ void install_reference(KernelTable& t) {
        .rms_norm = rms_norm,
        .silu_mul = silu_mul,
        .decode = decode,
-       .encode_bf16 = encode_bf16};
+       .encode_bf16 = encode_bf16,
+       .encode_fp8 = encode_fp8,
+       .decode_fp8 = decode_fp8,
+       .add_rows = add_rows};
 }
 
 }  // namespace tandem::cpu

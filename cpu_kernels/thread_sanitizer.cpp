@@ -17,6 +17,8 @@ constexpr int bytes_of(ActivationType type) {
   return type == ActivationType::kF32 ? 4 : type == ActivationType::kBF16 ? 2 : 1;
 }
 
+constexpr int64_t scales_bytes(int64_t n) { return (n + kScaledColumns - 1) / kScaledColumns * 4; }
+
 void reads(const void* from, int64_t n_bytes) { __tsan_read_range(from, n_bytes); }
 void writes(void* to, int64_t n_bytes) { __tsan_write_range(to, n_bytes); }
 
@@ -117,6 +119,23 @@ struct Seen {
     writes(a.to, a.n * 2);
     table().encode_bf16(a);
   }
+  static void encode_fp8(const EncodeFp8Args& a) {
+    reads(a.from, a.n * 4);
+    writes(a.codes, a.n);
+    writes(a.scales, scales_bytes(a.n));
+    table().encode_fp8(a);
+  }
+  static void decode_fp8(const DecodeFp8Args& a) {
+    reads(a.codes, a.n);
+    reads(a.scales, scales_bytes(a.n));
+    writes(a.to, a.n * 4);
+    table().decode_fp8(a);
+  }
+  static void add_rows(const AddRowsArgs& a) {
+    for (int i = 0; i < a.n_rows; ++i) reads(a.rows[i].row, a.n * bytes_of(a.type));
+    writes(a.out, a.n * 4);
+    table().add_rows(a);
+  }
   static KernelTable seen() {
     KernelTable t = table();
     t.pack = pack;
@@ -129,6 +148,9 @@ struct Seen {
     t.silu_mul = silu_mul;
     t.decode = decode;
     t.encode_bf16 = encode_bf16;
+    t.encode_fp8 = encode_fp8;
+    t.decode_fp8 = decode_fp8;
+    t.add_rows = add_rows;
     return t;
   }
 };

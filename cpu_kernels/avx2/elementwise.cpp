@@ -109,30 +109,38 @@ void decode(const DecodeArgs& a) {
   }
 }
 
+// The upper halves of eight numbers after rounding, [8 of 32 bits].
+__m256i rounded(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd),
+                           16);
+}
+
+// The same with NaN, of which rounding could make infinity.
+__m256i rounded_or_nan(__m256 x) {
+  const __m256i quiet =
+      _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(x), 16), _mm256_set1_epi32(0x40));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(rounded(x), quiet, nan);
+}
+
 void encode_bf16(const EncodeBf16Args& a) {
   int64_t i = 0;
-  for (; i + kLanes <= a.n; i += kLanes) {
-    const __m256 x = _mm256_loadu_ps(a.from + i);
-    const __m256i bits = _mm256_castps_si256(x);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded =
-        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-    const __m256i upper =
-        _mm256_srli_epi32(_mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded),
-                                                               _mm256_castsi256_ps(quiet), nan)),
-                          16);
-    const __m128i packed =
-        _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(a.to + i), packed);
+  for (; i + 2 * kLanes <= a.n; i += 2 * kLanes) {
+    const __m256 low = _mm256_loadu_ps(a.from + i), high = _mm256_loadu_ps(a.from + i + kLanes);
+    const bool has_nan = _mm256_movemask_ps(_mm256_cmp_ps(low, high, _CMP_UNORD_Q));
+    const __m256i packed = has_nan ? _mm256_packus_epi32(rounded_or_nan(low), rounded_or_nan(high))
+                                   : _mm256_packus_epi32(rounded(low), rounded(high));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(a.to + i),
+                        _mm256_permute4x64_epi64(packed, 0xd8));
   }
-  alignas(32) float tail[kLanes] = {};
-  alignas(16) bf16 rounded[kLanes];
   if (i == a.n) return;
+  float tail[2 * kLanes] = {};
+  bf16 encoded[2 * kLanes];
   __builtin_memcpy(tail, a.from + i, (a.n - i) * sizeof(float));
-  encode_bf16({tail, rounded, kLanes});
-  __builtin_memcpy(a.to + i, rounded, (a.n - i) * sizeof(bf16));
+  encode_bf16({tail, encoded, 2 * kLanes});
+  __builtin_memcpy(a.to + i, encoded, (a.n - i) * sizeof(bf16));
 }
 
 }  // namespace

@@ -61,8 +61,7 @@ class CountingCourier final : public Courier {
     else
       arrived_.n.assign(n_from.begin(), n_from.end());
     arrived_.items[rank] = own;
-    arrived_.contiguous = own == in_.data();
-    const int64_t n_own = arrived_.contiguous ? arrived_.n[rank] : 0;
+    const int64_t n_own = own == in_.data() ? arrived_.n[rank] : 0;
     int64_t n_out = 0, n_in = 0;
     for (int r = 0; r < group_.size(); ++r) {
       const bool is_own = r == rank;

@@ -14,15 +14,14 @@ class Courier {
     std::vector<const std::byte*> items;  // [ranks] those of each rank, one after another
     std::vector<int64_t> n;               // [ranks]
     int64_t total() const;
-    // Whether all items lie one after another in the order of ranks_in_order().
-    bool contiguous = false;
   };
   // This rank, then the others in ascending order.
   const std::vector<int>& ranks_in_order() const { return order_; }
 
   // Begins an exchange in which n_to[r] items go to rank r.
   virtual void begin(std::span<const int64_t> n_to) = 0;
-  // Where item `index` of those for `rank` is to be written, before end().
+  // Where item `index` of those for `rank` is to be written, before end(). Items of this rank for
+  // itself are not copied: they need not be written if they are not read.
   virtual std::byte* place(int rank, int64_t index) = 0;
   // Ends the exchange. Items are valid until this rank begins another exchange, numbers until it
   // ends one. n_from: [ranks] how many come from each rank; empty: not known.
@@ -49,7 +48,8 @@ struct ItemSizes {
 int64_t counting_courier_bytes(const ItemSizes& sizes);
 int64_t window_courier_bytes(const ItemSizes& sizes, int n_ranks);
 
-// Items travel by all_to_all, after their numbers where those are not known.
+// Items travel by all_to_all, after their numbers where those are not known. Those that were
+// written to place() lie one after another in the order of ranks_in_order() when they have arrived.
 std::unique_ptr<Courier> make_counting_courier(Group& group, const ItemSizes& sizes);
 
 // Items are written into a window, where each rank has a place for those of every other rank: a

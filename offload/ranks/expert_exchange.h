@@ -44,7 +44,7 @@ struct ExchangeShape {
   int dim, n_active;
   int max_tokens;  // of a rank
   RowFormat there = RowFormat::kF32;
-  RowFormat back = RowFormat::kF32;  // only for kAllToAll and kLowLatency; others send floats
+  RowFormat back = RowFormat::kF32;  // kF32, or kBf16 for kAllToAll and kLowLatency
   ReturnedRows returned = ReturnedRows::kPerRank;
 };
 

@@ -14,12 +14,6 @@ std::span<float> floats_of(const TensorView& sums) {
   return {static_cast<float*>(sums.data), static_cast<size_t>(sums.rows * sums.cols)};
 }
 
-// y += x
-void add_rows(const float* x, TensorView y) {
-  for (int64_t t = 0; t < y.rows; ++t)
-    for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += x[t * y.cols + c];
-}
-
 // A token's row, ids and weights.
 int64_t bytes_of_parcel(const ExchangeShape& shape) {
   return encoded_bytes(shape.there, shape.dim) + 8 * shape.n_active;
@@ -118,7 +112,10 @@ void GatherExchange::combine(TensorView sums, TensorView y) {
   const int rank = p_.group.rank(), dim = p_.shape.dim;
   const std::span<float> own = all.subspan(first_row(rank) * dim, n_tokens_[rank] * dim);
   p_.group.reduce_scatter({all, sizes(dim)}, own);
-  add_rows(own.data(), y);
+  for (int64_t t = 0; t < y.rows; ++t) {
+    const cpu::WeightedRow sum = {own.data() + t * dim, 1};
+    p_.kernels.add_rows({&sum, 1, cpu::ActivationType::kF32, y.row<float>(t), dim});
+  }
 }
 
 }  // namespace

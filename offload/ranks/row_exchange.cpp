@@ -55,25 +55,27 @@ class RowExchange final : public ExpertExchange {
   };
   bool per_expert() const { return tandem::per_expert(p_.shape); }
   int64_t parcel_bytes() const { return tandem::parcel_bytes(p_.shape); }
-  // Rows that arrive as floats one after another are computed where they are.
-  bool stays(const Courier::Arrived& arrived) const {
-    return arrived.contiguous && p_.shape.there == RowFormat::kF32 && !per_expert();
-  }
   std::span<Choice> choices_of(int64_t token) {
     return std::span(choices_).subspan(token * p_.shape.n_active, n_choices_[token]);
   }
+  // Of one rank; ends where the choices of the next rank begin.
+  using Choices = std::span<const Choice>;
+  static Choices of_first_rank(Choices choices);
   void choose(const ExpertBatch& mine);
   void send_rows(const ExpertBatch& mine);
   ExpertBatch receive_rows(const ExpertBatch& mine);
   ExpertBatch arrived_rows(const ExpertBatch& mine, const Courier::Arrived& arrived);
-  void add_row(const float* x, std::span<const int32_t> ids, std::span<const float> weights);
+  void write_lists(Choices choices, std::byte* lists) const;
+  void compute_here(const std::byte* encoded, const std::byte* lists);
+  float* x_row(int64_t i) const { return reinterpret_cast<float*>(x_.data()) + i * p_.shape.dim; }
   const Courier::Arrived& send_answers(const TensorView& sums);
-  const float* answer_of(const Courier::Arrived& arrived, const Choice& choice, int64_t index);
-  void add_terms(float* y) const;
+  const void* answer_of(const Courier::Arrived& arrived, const TensorView& sums,
+                        const Choice& choice, int64_t index);
 
   const ExchangeParts p_;
   ReplicaChooser chooser_;
   const RowCodec there_, back_;
+  const bool in_parcels_;  // rows are computed where they arrive: as floats, one after another
   std::unique_ptr<Courier> parcels_, answers_;
 
   // The tokens of this rank.
@@ -82,12 +84,9 @@ class RowExchange final : public ExpertExchange {
   std::vector<int64_t> n_parcels_, n_answers_;  // [ranks] that are sent there, that come back
   std::vector<int64_t> n_sent_;                 // [ranks] parcels so far
   std::vector<int32_t> ranks_;                  // [n_active] of a token
-  struct Term {
-    const float* answer;
-    float weight;
-  };
-  std::vector<Term> terms_;              // of one token
-  std::vector<float> answers_of_token_;  // [n_active, dim], decoded
+  std::vector<std::byte> own_parcel_;           // of a token, before the row is decoded
+  std::vector<cpu::WeightedRow> terms_;         // answers of one token
+  std::vector<cpu::bf16> own_answers_;          // [n_active, dim] of one token, if they are BF16
 
   // The rows that this rank computes.
   Buffer x_;              // [max_rows(), dim]
@@ -101,19 +100,23 @@ RowExchange::RowExchange(ExchangeMode mode, const ExchangeParts& parts)
       chooser_(parts.owners),
       there_(parts.kernels, parts.shape.there, parts.shape.dim),
       back_(parts.kernels, parts.shape.back, parts.shape.dim),
+      in_parcels_(mode == ExchangeMode::kAllToAll && parts.shape.there == RowFormat::kF32 &&
+                  !per_expert()),
       choices_(int64_t{parts.shape.max_tokens} * parts.shape.n_active),
       n_choices_(parts.shape.max_tokens),
       n_parcels_(parts.group.size()),
       n_answers_(parts.group.size()),
       n_sent_(parts.group.size()),
       ranks_(parts.shape.n_active),
-      answers_of_token_(parts.shape.back == RowFormat::kF32
-                            ? 0
-                            : int64_t{parts.shape.n_active} * parts.shape.dim),
+      own_parcel_(parcel_bytes()),
+      own_answers_(parts.shape.back == RowFormat::kF32
+                       ? 0
+                       : int64_t{parts.shape.n_active} * parts.shape.dim),
       x_(max_rows() * parts.shape.dim * 4),
       ids_(max_rows() * parts.shape.n_active * 4),
       weights_(max_rows() * parts.shape.n_active * 4),
       n_rows_of_(parts.group.size()) {
+  check(parts.shape.back != RowFormat::kFp8, "sums come back as BF16 or float");
   const auto make = mode == ExchangeMode::kLowLatency ? make_window_courier : make_counting_courier;
   parcels_ = make(p_.group, sizes_of_parcels(p_.group.size(), p_.shape));
   terms_.reserve(parts.shape.n_active);
@@ -151,53 +154,73 @@ void RowExchange::choose(const ExpertBatch& mine) {
   }
 }
 
+RowExchange::Choices RowExchange::of_first_rank(Choices choices) {
+  size_t n = 1;
+  while (n < choices.size() && choices[n].rank == choices[0].rank) ++n;
+  return choices.first(n);
+}
+
+// A row is encoded once. This rank's own rows need no parcel: they are decoded at once, while they
+// are in the cache.
 void RowExchange::send_rows(const ExpertBatch& mine) {
+  n_rows_ = 0;
   std::fill(n_sent_.begin(), n_sent_.end(), 0);
   parcels_->begin(n_parcels_);
   for (int64_t t = 0; t < mine.x.rows; ++t) {
-    const std::span<const Choice> choices = choices_of(t);
+    const float* const x = mine.x.row<float>(t);
     const std::byte* encoded = nullptr;
-    for (auto c = choices.begin(); c != choices.end();) {
-      const int rank = c->rank;
+    Choices own;
+    for (Choices left = choices_of(t), chosen; !left.empty(); left = left.subspan(chosen.size())) {
+      chosen = of_first_rank(left);
+      const int rank = chosen[0].rank;
+      if (rank == p_.group.rank() && !in_parcels_) {
+        own = chosen;
+        continue;
+      }
       std::byte* const parcel = parcels_->place(rank, n_sent_[rank]++);
       if (encoded)
         std::memcpy(parcel, encoded, there_.bytes());
       else
-        there_.encode(mine.x.row<float>(t), parcel);
+        there_.encode(x, parcel);
       encoded = parcel;
-      auto* const ids = reinterpret_cast<int32_t*>(parcel + there_.bytes());
-      auto* const weights = reinterpret_cast<float*>(ids + p_.shape.n_active);
-      std::fill_n(ids, p_.shape.n_active, -1);
-      std::fill_n(weights, p_.shape.n_active, 0.f);
-      for (int k = 0; c != choices.end() && c->rank == rank; ++k, ++c) {
-        ids[k] = c->id;
-        weights[k] = c->weight;
-      }
+      write_lists(chosen, parcel + there_.bytes());
     }
+    if (own.empty()) continue;
+    if (p_.shape.there == RowFormat::kF32) encoded = reinterpret_cast<const std::byte*>(x);
+    if (!encoded) {
+      there_.encode(x, own_parcel_.data());
+      encoded = own_parcel_.data();
+    }
+    std::byte* const lists = own_parcel_.data() + there_.bytes();
+    write_lists(own, lists);
+    compute_here(encoded, lists);
   }
 }
 
-// A row for each parcel, or for each of its experts with weight 1.
+// The end of a parcel: ids and weights, [n_active] each.
+void RowExchange::write_lists(Choices choices, std::byte* lists) const {
+  auto* const ids = reinterpret_cast<int32_t*>(lists);
+  auto* const weights = reinterpret_cast<float*>(ids + p_.shape.n_active);
+  std::fill_n(ids, p_.shape.n_active, -1);
+  std::fill_n(weights, p_.shape.n_active, 0.f);
+  for (size_t k = 0; k < choices.size(); ++k) {
+    ids[k] = choices[k].id;
+    weights[k] = choices[k].weight;
+  }
+}
+
 ExpertBatch RowExchange::receive_rows(const ExpertBatch& mine) {
   const Courier::Arrived& arrived = parcels_->end({});
   n_rows_of_ = arrived.n;
-  if (stays(arrived)) return arrived_rows(mine, arrived);
+  if (in_parcels_) return arrived_rows(mine, arrived);
   const int n_active = p_.shape.n_active;
-  n_rows_ = 0;
+  n_rows_of_[p_.group.rank()] = n_rows_;
   for (const int r : parcels_->ranks_in_order()) {
+    if (r == p_.group.rank()) continue;
     const int64_t before = n_rows_;
     for (int64_t i = 0; i < arrived.n[r]; ++i) {
       const std::byte* const parcel = arrived.items[r] + i * parcel_bytes();
-      const auto* const ids = reinterpret_cast<const int32_t*>(parcel + there_.bytes());
-      const auto* const weights = reinterpret_cast<const float*>(ids + n_active);
-      float* const x = reinterpret_cast<float*>(x_.data()) + n_rows_ * p_.shape.dim;
-      there_.decode(parcel, x);
-      if (!per_expert()) {
-        add_row(x, {ids, size_t(n_active)}, {weights, size_t(n_active)});
-        continue;
-      }
-      constexpr float kOne = 1;
-      for (int k = 0; k < n_active && ids[k] >= 0; ++k) add_row(x, {ids + k, 1}, {&kOne, 1});
+      compute_here(parcel, parcel + there_.bytes());
     }
     n_rows_of_[r] = n_rows_ - before;
   }
@@ -208,7 +231,31 @@ ExpertBatch RowExchange::receive_rows(const ExpertBatch& mine) {
   return batch;
 }
 
-// The same in the parcels themselves.
+// A row for all of a parcel's experts, or for each of them with weight 1.
+void RowExchange::compute_here(const std::byte* encoded, const std::byte* lists) {
+  const int n_active = p_.shape.n_active;
+  const auto* const ids = reinterpret_cast<const int32_t*>(lists);
+  const auto* const weights = reinterpret_cast<const float*>(ids + n_active);
+  const float* const x = x_row(n_rows_);
+  there_.decode(encoded, x_row(n_rows_));
+  const auto add_row = [&](std::span<const int32_t> ids_of_row,
+                           std::span<const float> weights_of_row) {
+    auto* const ids_out = reinterpret_cast<int32_t*>(ids_.data()) + n_rows_ * n_active;
+    auto* const weights_out = reinterpret_cast<float*>(weights_.data()) + n_rows_ * n_active;
+    std::fill(std::copy(ids_of_row.begin(), ids_of_row.end(), ids_out), ids_out + n_active, -1);
+    std::fill(std::copy(weights_of_row.begin(), weights_of_row.end(), weights_out),
+              weights_out + n_active, 0.f);
+    ++n_rows_;
+  };
+  if (!per_expert()) return add_row({ids, size_t(n_active)}, {weights, size_t(n_active)});
+  constexpr float kOne = 1;
+  for (int k = 0; k < n_active && ids[k] >= 0; ++k) {
+    if (k > 0) std::copy_n(x, p_.shape.dim, x_row(n_rows_));
+    add_row({ids + k, 1}, {&kOne, 1});
+  }
+}
+
+// The rows in their parcels.
 ExpertBatch RowExchange::arrived_rows(const ExpertBatch& mine, const Courier::Arrived& arrived) {
   n_rows_ = arrived.total();
   auto* const first = const_cast<std::byte*>(arrived.items[p_.group.rank()]);
@@ -222,23 +269,11 @@ ExpertBatch RowExchange::arrived_rows(const ExpertBatch& mine, const Courier::Ar
   return batch;
 }
 
-void RowExchange::add_row(const float* x, std::span<const int32_t> ids,
-                          std::span<const float> weights) {
-  const int dim = p_.shape.dim, n_active = p_.shape.n_active;
-  float* const x_out = reinterpret_cast<float*>(x_.data()) + n_rows_ * dim;
-  if (x != x_out) std::copy_n(x, dim, x_out);
-  int32_t* const ids_out = reinterpret_cast<int32_t*>(ids_.data()) + n_rows_ * n_active;
-  float* const weights_out = reinterpret_cast<float*>(weights_.data()) + n_rows_ * n_active;
-  std::fill_n(ids_out, n_active, -1);
-  std::copy(ids.begin(), ids.end(), ids_out);
-  std::fill_n(weights_out, n_active, 0.f);
-  std::copy(weights.begin(), weights.end(), weights_out);
-  ++n_rows_;
-}
-
 void RowExchange::combine(TensorView sums, TensorView y) {
-  check(sums.rows == n_rows_, "sums of the rows that dispatch() returned");
+  check(sums.rows == n_rows_ && sums.stride == sums.cols,
+        "sums of the rows that dispatch() returned, dense");
   const Courier::Arrived& arrived = send_answers(sums);
+  const bool floats = p_.shape.back == RowFormat::kF32;
   for (int64_t t = 0; t < y.rows; ++t) {
     const std::span<Choice> choices = choices_of(t);
     if (per_expert())
@@ -248,45 +283,33 @@ void RowExchange::combine(TensorView sums, TensorView y) {
     for (auto c = choices.begin(); c != choices.end(); ++c)
       if (per_expert() || c == choices.begin() || c->rank != c[-1].rank)
         terms_.push_back(
-            {answer_of(arrived, *c, std::ssize(terms_)), per_expert() ? c->weight : 1});
-    add_terms(y.row<float>(t));
-  }
-}
-
-// y += sum of weight * answer, a piece of the row after the other, so that sums stay in registers
-// and level 1.
-void RowExchange::add_terms(float* y) const {
-  constexpr int64_t kPiece = 256;
-  float sum[kPiece];
-  for (int64_t first = 0; first < p_.shape.dim; first += kPiece) {
-    const int64_t n = std::min<int64_t>(kPiece, p_.shape.dim - first);
-    std::fill_n(sum, n, 0.f);
-    for (const Term& term : terms_)
-      for (int64_t i = 0; i < n; ++i) sum[i] += term.weight * term.answer[first + i];
-    for (int64_t i = 0; i < n; ++i) y[first + i] += sum[i];
+            {answer_of(arrived, sums, *c, std::ssize(terms_)), per_expert() ? c->weight : 1});
+    p_.kernels.add_rows({terms_.data(), static_cast<int>(terms_.size()),
+                         floats ? cpu::ActivationType::kF32 : cpu::ActivationType::kBF16,
+                         y.row<float>(t), p_.shape.dim});
   }
 }
 
 // In the order in which the rows came. Floats are sent from where they are.
 const Courier::Arrived& RowExchange::send_answers(const TensorView& sums) {
-  if (p_.shape.back == RowFormat::kF32 && sums.stride == sums.cols)
+  if (p_.shape.back == RowFormat::kF32)
     return answers_->exchange(static_cast<const std::byte*>(sums.data), n_rows_of_, n_answers_);
   answers_->begin(n_rows_of_);
-  int64_t row = 0;
+  int64_t row = n_rows_of_[p_.group.rank()];
   for (const int r : answers_->ranks_in_order())
-    for (int64_t i = 0; i < n_rows_of_[r]; ++i)
+    for (int64_t i = 0; r != p_.group.rank() && i < n_rows_of_[r]; ++i)
       back_.encode(sums.row<float>(row++), answers_->place(r, i));
   return answers_->end(n_answers_);
 }
 
-// index: of a token's answers, which are decoded side by side.
-const float* RowExchange::answer_of(const Courier::Arrived& arrived, const Choice& choice,
-                                    int64_t index) {
-  const std::byte* const encoded = arrived.items[choice.rank] + choice.answer * back_.bytes();
-  if (p_.shape.back == RowFormat::kF32) return reinterpret_cast<const float*>(encoded);
-  float* const decoded = answers_of_token_.data() + index * p_.shape.dim;
-  back_.decode(encoded, decoded);
-  return decoded;
+// Own answers are the first of the sums, rounded as those that travel. index: among a token's.
+const void* RowExchange::answer_of(const Courier::Arrived& arrived, const TensorView& sums,
+                                   const Choice& choice, int64_t index) {
+  if (choice.rank != p_.group.rank() || p_.shape.back == RowFormat::kF32)
+    return arrived.items[choice.rank] + choice.answer * back_.bytes();
+  cpu::bf16* const rounded = own_answers_.data() + index * p_.shape.dim;
+  p_.kernels.encode_bf16({sums.row<float>(choice.answer), rounded, p_.shape.dim});
+  return rounded;
 }
 
 }  // namespace

@@ -25,9 +25,6 @@ class RowCodec {
   void decode(const std::byte* encoded, float* out) const;        // encoded: 4-byte aligned
 
  private:
-  void encode_fp8(const float* row, std::byte* out) const;
-  void decode_fp8(const std::byte* encoded, float* out) const;
-
   const cpu::KernelTable& kernels_;
   const RowFormat format_;
   const int64_t dim_;
