@@ -1,13 +1,10 @@
-// How steps are divided into micro-batches: the division itself, and in how many, on simulated
-// ranks whose times are known.
+// How steps are divided into micro-batches.
 #include "model/micro_batches.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <random>
-
-#include "engine/micro_batch_policy.h"
 
 namespace tandem::test {
 namespace {
@@ -101,81 +98,6 @@ TEST(MicroBatches, HaveAllTokensOnce) {
     }
     ASSERT_EQ(n_computed, n_tokens);
   }
-}
-
-// Ranks whose steps have so many layers of one second. Each exchange takes `hop`, in which other
-// micro-batches are computed; reading weights takes `fixed` of the second for any number of tokens.
-struct SimulatedRanks {
-  double hop, fixed = 0;
-  double noise = 0;
-  double computed(int n) const { return n * fixed + 1 - fixed; }
-  double seconds(int n) const {
-    return std::max(computed(n), computed(n) / n + 2 * hop) + 0.03 * (n - 1);
-  }
-};
-
-// The share of the last half of n_steps in which each choice was made.
-std::array<double, kMaxMicroBatches + 1> shares(MicroBatchPolicy& policy, SimulatedRanks ranks,
-                                                MicroBatchPolicy::Step step, int n_steps = 400) {
-  std::array<double, kMaxMicroBatches + 1> share = {};
-  std::mt19937 random(5);
-  std::uniform_real_distribution<double> uniform(-0.5, 0.5);
-  for (int i = 0; i < n_steps; ++i) {
-    const int n = policy.choose(step);
-    const double seconds = ranks.seconds(n) * (1 + ranks.noise * uniform(random));
-    policy.measured(step, n, i == 0 ? 50 : seconds, n == 1 ? 2 * ranks.hop : 0);
-    if (i >= n_steps / 2) share[n] += 2.0 / n_steps;
-  }
-  return share;
-}
-
-constexpr MicroBatchPolicy::Step kDecode{16, true, 4}, kPrompt{512, false, 4};
-
-TEST(MicroBatchPolicy, OverlapsWhereRowsTravelLong) {
-  for (const auto& step : {kDecode, kPrompt}) {
-    MicroBatchPolicy policy;
-    // Two of them hide a hop of 1/4, four hide one of 3/8.
-    EXPECT_GT(shares(policy, {.hop = 0.24, .noise = 0.03}, step)[2], 0.9);
-    MicroBatchPolicy of_slower;
-    EXPECT_GT(shares(of_slower, {.hop = 0.37, .noise = 0.03}, step)[4], 0.9);
-  }
-}
-
-// What cannot gain is not tried.
-TEST(MicroBatchPolicy, NeverDividesWhereRowsArriveAtOnce) {
-  MicroBatchPolicy policy;
-  EXPECT_DOUBLE_EQ(shares(policy, {.hop = 0.01, .noise = 0.05}, kDecode)[1], 1);
-}
-
-// Where each micro-batch reads all weights, dividing costs more than it hides. Trials are few.
-TEST(MicroBatchPolicy, SeesWhatDividingCosts) {
-  MicroBatchPolicy policy;
-  const auto share = shares(policy, {.hop = 0.2, .fixed = 0.9}, kDecode, 2000);
-  EXPECT_GT(share[1], 0.95);
-  EXPECT_GT(share[2], 0) << "a trial now and then";
-}
-
-TEST(MicroBatchPolicy, FollowsANetworkThatChanges) {
-  MicroBatchPolicy policy;
-  EXPECT_GT(shares(policy, {.hop = 0.01}, kPrompt)[1], 0.99);
-  EXPECT_GT(shares(policy, {.hop = 0.24}, kPrompt, 1500)[2], 0.9);
-  EXPECT_GT(shares(policy, {.hop = 0.01, .fixed = 0.3}, kPrompt, 3000)[1], 0.9);
-}
-
-TEST(MicroBatchPolicy, SizesAndKindsAreApart) {
-  MicroBatchPolicy policy;
-  EXPECT_GT(shares(policy, {.hop = 0.24}, kDecode)[2], 0.9);
-  for (const auto& other :
-       {kPrompt, MicroBatchPolicy::Step{17 * 4, true, 4}, MicroBatchPolicy::Step{16, false, 4}})
-    EXPECT_EQ(policy.choose(other), 1);
-}
-
-// A step that cannot fill them is not divided.
-TEST(MicroBatchPolicy, DividesNoMoreThanThereIs) {
-  MicroBatchPolicy policy;
-  EXPECT_GT(shares(policy, {.hop = 0.37}, {3, true, 3})[2], 0.9);
-  MicroBatchPolicy of_one;
-  EXPECT_DOUBLE_EQ(shares(of_one, {.hop = 0.37}, {1, true, 1})[1], 1);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// CPUs that hold experts and need not be alike.
+// CPUs or GPUs that hold experts and need not be alike.
 struct ExpertHosts {
   std::vector<DeviceId> devices;  // in the order of their hosts
   std::vector<double> speeds;     // relative to each other

@@ -31,6 +31,8 @@ void visit_gpu_candidates(const PlanInput& input, WeightFormat experts, Candidat
 
 // Counts of a kind's hosts to try: all up to 16, then steps of about an eighth, and all hosts.
 std::vector<int> host_counts(const HostKind& kind);
+// Counts to try where several kinds are combined: all up to 4, then doubled, and all hosts.
+std::vector<int> few_host_counts(const HostKind& kind);
 
 // Sequences per replica of the backbone for a total of `concurrency`, rounded up.
 int64_t sequences_a_replica(const Placement& placement, int concurrency);

@@ -141,6 +141,13 @@ std::vector<int> host_counts(const HostKind& m) {
   return counts;
 }
 
+std::vector<int> few_host_counts(const HostKind& kind) {
+  std::vector<int> counts;
+  for (int n = 1; n < kind.hosts; n = n < 4 ? n + 1 : 2 * n) counts.push_back(n);
+  counts.push_back(kind.hosts);
+  return counts;
+}
+
 int64_t sequences_a_replica(const Placement& p, int concurrency) {
   const int dp = p.stages.front().dp();
   return ceil_div(concurrency, dp);
@@ -224,15 +231,6 @@ std::vector<Layout> backbones_of(const PlanInput& in, int kind, int hosts) {
     if (n > 1 && !tensor_parallel_refusal(in.config, n)) add(of_each(0, n), n);
   }
   return layouts;
-}
-
-// Counts of hosts to try where several kinds are combined: all up to 4, then doubled, and all
-// hosts.
-std::vector<int> few_host_counts(const HostKind& kind) {
-  std::vector<int> counts;
-  for (int n = 1; n < kind.hosts; n = n < 4 ? n + 1 : 2 * n) counts.push_back(n);
-  counts.push_back(kind.hosts);
-  return counts;
 }
 
 // CPUs of hosts of other kinds than `kind`: some of each kind or none, at least one in all. Of more

@@ -34,6 +34,7 @@ std::vector<Subset> all_gpu_subsets(const Machine& m);
 void add_bases(const PlanInput& in, WeightFormat format, const Subset& s, std::vector<Base>& bases);
 Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
                  AssignedExperts& assigned);
+bool are_workers(const Placement& without_experts, const std::vector<DeviceId>& devices);
 void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Placement& p);
 void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home,
                        const CandidateSearch& contest);
@@ -85,7 +86,8 @@ std::vector<Subset> gpu_subsets(const Machine& m, int kind) {
   return subsets;
 }
 
-// GPUs of each kind, and the backbone on those of one kind with the experts on all of another.
+// GPUs of each kind, and the backbone on those of one kind with the experts on all GPUs of some
+// hosts of another.
 std::vector<Subset> all_gpu_subsets(const Machine& m) {
   std::vector<Subset> all;
   for (int kind = 0; kind < m.n_kinds(); ++kind) {
@@ -93,12 +95,13 @@ std::vector<Subset> all_gpu_subsets(const Machine& m) {
     all.insert(all.end(), own.begin(), own.end());
     for (int other = 0; other < m.n_kinds(); ++other) {
       if (other == kind || m.of_kind(other).gpus.empty()) continue;
-      const Subset experts = gpu_subsets(m, other).back();
-      for (Subset both : own) {
-        both.gpus.insert(both.gpus.end(), experts.gpus.begin(), experts.gpus.end());
-        both.n_of_experts = static_cast<int>(experts.gpus.size());
-        all.push_back(std::move(both));
-      }
+      const std::vector<DeviceId> gpus = gpu_subsets(m, other).back().gpus;
+      for (const int hosts : few_host_counts(m.of_kind(other)))
+        for (Subset both : own) {
+          both.n_of_experts = hosts * static_cast<int>(m.of_kind(other).gpus.size());
+          both.gpus.insert(both.gpus.end(), gpus.begin(), gpus.begin() + both.n_of_experts);
+          all.push_back(std::move(both));
+        }
     }
   }
   return all;
@@ -186,10 +189,19 @@ Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
     const auto backbone_end = base.subset.n_of_experts > 0 ? gpus.end() - base.subset.n_of_experts
                               : base.kind == Base::kRoles  ? first_rank
                                                            : gpus.end();
-    p.layers = assigned.on({first_rank, gpus.end()}, base.n_redundant);
     p.stages = {{0, last, std::vector(gpus.begin(), backbone_end), base.tp}};
+    const std::vector<DeviceId> ranks(first_rank, gpus.end());
+    p.layers = are_workers(p, ranks) ? layers_on_hosts(in, expert_hosts(in, p, format, ranks),
+                                                       format, base.n_redundant)
+                                     : assigned.on(ranks, base.n_redundant);
   }
   return p;
+}
+
+// Whether all are on hosts without a part of the backbone.
+bool are_workers(const Placement& without_experts, const std::vector<DeviceId>& devices) {
+  return std::none_of(devices.begin(), devices.end(),
+                      [&](DeviceId d) { return has_backbone(without_experts, d.host); });
 }
 
 void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Placement& p) {

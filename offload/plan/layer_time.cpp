@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "model/cost.h"
@@ -244,6 +245,7 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
   // Devices that share a replica have its tokens already, and its all-reduce adds their sums.
   const auto replica_end = stage.devices.begin() + stage.tp;
   double all = 0, cpu = 0, near = 0, far = 0, workers = 0;
+  std::map<int, double> tokens_of_host;
   for (const ExpertLoad& load : loads) all += load.rows;
   if (all <= 0) return;
   for (const ExpertLoad& load : loads) {
@@ -253,15 +255,19 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
       continue;
     }
     e.far_host = load.owner.host;
-    if (!load.owner.is_cpu() || has_backbone(p_, load.owner.host)) {
+    if (has_backbone(p_, load.owner.host)) {
       far += load.rows;
       continue;
     }
     workers += load.rows;
     const double tokens = 1 - std::pow(1 - load.rows / all, in_.config.router.n_active);
     e.workers_a_token += tokens;
-    e.most_tokens = std::max(e.most_tokens, tokens);
+    double& of_host = tokens_of_host[load.owner.host];
+    e.most_tokens = std::max(e.most_tokens, of_host += tokens);
     ++e.n_workers;
+    if (load.owner.is_cpu() || tokens <= e.most_tokens_of_gpu) continue;
+    e.most_tokens_of_gpu = tokens;
+    e.busiest_gpu = load.owner;
   }
   e.to_cpu = cpu / all;
   e.to_near = near / all;
@@ -310,8 +316,8 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
 }
 
 // Seconds of the requests to workers and of their answers: BF16 rows out, and float rows back, once
-// for each worker that a token uses. The backbone's host, or the worker that most tokens use, has
-// more to send.
+// for each worker that a token uses. The backbone's host, or that of the workers which most tokens
+// use, has more to send.
 double LayerModel::worker_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   const Machine& m = in_.machine;
   const Link link = m.link(stage.devices[0].host, e.far_host);
@@ -321,7 +327,16 @@ double LayerModel::worker_seconds(const Stage& stage, const ExpertTimes& e, doub
       tokens * std::max(a_host * e.workers_a_token, shape_.replicas * e.most_tokens);
   const double request = m.request_seconds > 0 ? m.request_seconds : kRequestSeconds;
   return 2 * link.latency_seconds + rows * row_bytes / link.bytes_per_second +
-         requests_seconds(request, e.n_workers);
+         requests_seconds(request, e.n_workers) + worker_copy_seconds(e, tokens);
+}
+
+// Seconds in which a worker's GPU gets rows from its host, and the host their sums, as floats.
+double LayerModel::worker_copy_seconds(const ExpertTimes& e, double tokens) const {
+  if (e.most_tokens_of_gpu <= 0) return 0;
+  const Gpu& gpu = in_.machine.host(e.busiest_gpu.host).gpus[e.busiest_gpu.gpu];
+  const double bytes =
+      tokens * shape_.replicas * e.most_tokens_of_gpu * in_.config.dim * kFloatBytes;
+  return 2 * kHandOffSeconds + bytes / gpu.h2d_bytes_per_second + bytes / gpu.d2h_bytes_per_second;
 }
 
 // Two per layer, after attention and after the FFN, each as reduce-scatter and all-gather: of BF16

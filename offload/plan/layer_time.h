@@ -58,12 +58,14 @@ class LayerModel {
       double n = 0, link = 0, copy = 0, gpu = 0, cpu = 0;
     } streamed;
     // Fractions of a replica's expert rows that go to its host's CPUs, to its host's other GPUs, to
-    // other hosts with a part of the backbone or with GPUs, and to the CPUs of hosts without, which
-    // are workers.
+    // other hosts with a part of the backbone, and to those without, which have workers.
     double to_cpu = 0, to_near = 0, to_far = 0, to_workers = 0;
-    // The expected number of workers that a token uses, and the share of tokens that use the worker
-    // which most of them use.
+    // The expected number of workers that a token uses, and of those of the host that tokens use
+    // most.
     double workers_a_token = 0, most_tokens = 0;
+    // The share of tokens that use the GPU worker which most of them use.
+    double most_tokens_of_gpu = 0;
+    DeviceId busiest_gpu;
     int n_workers = 0;
     int far_host = 0;     // one of the other hosts
     int n_far_hosts = 1;  // hosts of the owners, the backbone's included if it has any
@@ -82,6 +84,7 @@ class LayerModel {
   void add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads, ExpertTimes& e) const;
   double exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const;
   double worker_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const;
+  double worker_copy_seconds(const ExpertTimes& e, double tokens) const;
   double all_reduce_seconds(const Stage& stage, double tokens) const;
 
   const PlanInput& in_;

@@ -83,14 +83,20 @@ bool has_backbone(const Placement& p, int host) {
   });
 }
 
-std::vector<int> worker_hosts(const Placement& p) {
-  std::set<int> hosts;
+std::vector<DeviceId> worker_devices(const Placement& p) {
+  std::set<DeviceId> devices;
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups)
-      for (const DeviceId d : group.owners)
-        if (d.is_cpu()) hosts.insert(d.host);
-  std::erase_if(hosts, [&](int host) { return has_backbone(p, host); });
-  return {hosts.begin(), hosts.end()};
+      devices.insert(group.owners.begin(), group.owners.end());
+  std::erase_if(devices, [&](DeviceId d) { return has_backbone(p, d.host); });
+  return {devices.begin(), devices.end()};
+}
+
+std::vector<int> worker_hosts(const Placement& p) {
+  std::vector<int> hosts;
+  for (const DeviceId d : worker_devices(p))
+    if (hosts.empty() || hosts.back() != d.host) hosts.push_back(d.host);
+  return hosts;
 }
 
 const LayerExperts* experts_of_layer(const Placement& p, int layer) {

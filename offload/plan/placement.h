@@ -97,8 +97,9 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
 
 // Whether a part of the backbone is on the host's CPU or GPUs.
 bool has_backbone(const Placement& placement, int host);
-// The workers: hosts without a part of the backbone whose CPUs have experts, ascending.
-std::vector<int> worker_hosts(const Placement& placement);
+// The workers: devices with experts on hosts without a part of the backbone, ascending.
+std::vector<DeviceId> worker_devices(const Placement& placement);
+std::vector<int> worker_hosts(const Placement& placement);  // their hosts, ascending
 
 // The entry of a layer; null if it has no experts.
 const LayerExperts* experts_of_layer(const Placement& placement, int layer);

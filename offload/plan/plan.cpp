@@ -145,7 +145,7 @@ Plan explained(const PlanRequest& r, const Placement& placement, std::vector<int
   PlanRequest served = r;
   served.workload = plan.workload;
   if (const auto roles = roles_of(served, placement, plan.prediction)) {
-    for (std::string& words : roles_in_words(served, *roles, plan.prediction))
+    for (std::string& words : roles_in_words(served, *roles, placement, plan.prediction))
       plan.reasons.push_back(std::move(words));
     for (const int standby : plan.standbys)
       plan.reasons.push_back(standby_in_words(served, placement, standby));

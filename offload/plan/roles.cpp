@@ -26,14 +26,13 @@ std::vector<int> hosts_of_backbone(const Machine& m, const Placement& p) {
 
 std::vector<WorkerRole> workers_of(const Placement& p) {
   std::vector<WorkerRole> workers;
-  for (const int host : worker_hosts(p)) {
+  for (const DeviceId device : worker_devices(p)) {
     std::set<int> experts;
     for (const LayerExperts& l : p.layers)
       for (const ExpertGroup& group : l.groups)
-        if (std::find(group.owners.begin(), group.owners.end(), DeviceId{host, -1}) !=
-            group.owners.end())
+        if (std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end())
           experts.insert(group.experts.begin(), group.experts.end());
-    workers.push_back({host, {experts.begin(), experts.end()}});
+    workers.push_back({device, {experts.begin(), experts.end()}});
   }
   return workers;
 }
@@ -53,13 +52,16 @@ int least_that_pays(const PlanRequest& r, const Placement& p, const Machine& mac
   return 0;
 }
 
+Part experts_of(DeviceId worker) { return worker.is_cpu() ? Part::kCpuExperts : Part::kGpuExperts; }
+
 // The least number of workers like the first one whose round trips take longer than the experts:
-// each has an even part of the experts.
+// each has an even part of the experts and a host of its own.
 void size_workers(const PlanRequest& r, const Placement& p, Roles& roles) {
   const Machine& m = r.machine;
-  const int worker = roles.workers.front().host, kind = m.kind_of(worker);
-  roles.one_expert_seconds = one_expert_read_seconds(
-      r.config, rates_of(m, {worker, -1}, p.numa_columns).read_bytes_per_second);
+  const DeviceId worker = roles.workers.front().device;
+  const int kind = m.kind_of(worker.host);
+  roles.one_expert_seconds =
+      one_expert_read_seconds(r.config, rates_of(m, worker, p.numa_columns).read_bytes_per_second);
   const WeightFormat format = p.layers[0].groups[0].format;
   const RoutingStatistics even(r.config);
   // As hosts of a kind of their own, so that all others keep their numbers.
@@ -67,17 +69,17 @@ void size_workers(const PlanRequest& r, const Placement& p, Roles& roles) {
     Machine more = m;
     more.other_kinds.push_back(m.of_kind(kind));
     more.other_kinds.back().hosts = n;
-    more.between_kinds = m.link(roles.backbone_hosts.front(), worker);
+    more.between_kinds = m.link(roles.backbone_hosts.front(), worker.host);
     Placement with = p;
     if (!p.numa_columns.empty()) with.numa_columns.push_back(p.numa_columns[kind]);
     ExpertHosts hosts;
-    for (int i = 0; i < n; ++i) hosts.devices.push_back({m.n_hosts() + i, -1});
+    for (int i = 0; i < n; ++i) hosts.devices.push_back({m.n_hosts() + i, worker.gpu});
     hosts.speeds.assign(n, 1);
     hosts.slots.assign(n, r.config.router.n_experts);
     const PlanInput in = {r.config, more, r.workload, even};
     with.layers = layers_on_hosts(in, hosts, format, 0);
     const LayerTime t = predict(in, with).decode.moe;
-    return t[Part::kExchange] >= t[Part::kCpuExperts];
+    return t[Part::kExchange] >= t[experts_of(worker)];
   };
   const int most = std::min(most_useful_ep(r.config), r.config.router.n_experts);
   const int least = least_where(1, most + 1, waits);
@@ -108,7 +110,9 @@ std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Pr
   const double request = roles.request_is_measured ? r.machine.request_seconds : kRequestSeconds;
   roles.request_seconds = requests_seconds(request, static_cast<int>(roles.workers.size()));
   roles.round_trip_seconds = now.decode.moe[Part::kExchange];
-  roles.expert_seconds = now.decode.moe[Part::kCpuExperts];
+  for (const WorkerRole& worker : roles.workers)
+    roles.expert_seconds =
+        std::max(roles.expert_seconds, now.decode.moe[experts_of(worker.device)]);
   const Machine without = hosts_alone(r.machine, r.machine.kind_of(roles.backbone_hosts.front()),
                                       static_cast<int>(roles.backbone_hosts.size()));
   try {
@@ -123,8 +127,59 @@ std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Pr
   return roles;
 }
 
+namespace {
+
+// Of more than kMostNamed successive ones that are alike the first is named.
+std::string workers_in_words(const Machine& m, const std::vector<WorkerRole>& workers) {
+  constexpr std::ptrdiff_t kMostNamed = 4;
+  const auto name = [&](const WorkerRole& w) { return name_of_host(m, w.device.host); };
+  const auto where = [](const WorkerRole& w) { return w.device.is_cpu() ? "" : " on a GPU"; };
+  std::string text;
+  for (auto worker = workers.begin(); worker < workers.end();) {
+    const auto end = std::find_if(worker, workers.end(), [&](const WorkerRole& other) {
+      return other.device.is_cpu() != worker->device.is_cpu() ||
+             other.experts.size() != worker->experts.size() ||
+             m.kind_of(other.device.host) != m.kind_of(worker->device.host);
+    });
+    if (end - worker > kMostNamed)
+      text += fmt::format("; {} and {} more are workers with {} experts each{}", name(*worker),
+                          end - worker - 1, worker->experts.size(), where(*worker));
+    else
+      for (auto one = worker; one < end; ++one)
+        text += fmt::format("; {} is a worker with {} experts{}", name(*one), one->experts.size(),
+                            where(*one));
+    worker = end;
+  }
+  return text;
+}
+
+// What `tandem worker` and `tandem serve` do not do of the plan.
+std::vector<std::string> not_executed(const PlanRequest& r, const Roles& roles,
+                                      const Placement& p) {
+  std::vector<std::string> words;
+  const bool on_gpu = std::any_of(roles.workers.begin(), roles.workers.end(),
+                                  [](const WorkerRole& w) { return !w.device.is_cpu(); });
+  const WeightFormat format = p.layers[0].groups[0].format;
+  const bool is_packed = format.dtype != DType::kBF16 && format.dtype != DType::kF8E4M3;
+  if (on_gpu && (is_packed || format != stored_expert_format(r.config)))
+    words.push_back(
+        fmt::format("not executed: a worker's GPU keeps experts as the checkpoint stores them, or "
+                    "in bf16 where it packs them, and not in {}",
+                    format_name(format)));
+  size_t n_devices = 0;
+  for (const Stage& stage : p.stages) n_devices += stage.devices.size();
+  if (n_devices > 1)
+    words.push_back(
+        fmt::format("not executed: `tandem serve` has its backbone on one device beside workers, "
+                    "not on {}; the command starts it on the first",
+                    n_devices));
+  return words;
+}
+
+}  // namespace
+
 std::vector<std::string> roles_in_words(const PlanRequest& r, const Roles& roles,
-                                        const Prediction& now) {
+                                        const Placement& p, const Prediction& now) {
   const Machine& m = r.machine;
   std::vector<std::string> words;
   std::string text =
@@ -132,10 +187,7 @@ std::vector<std::string> roles_in_words(const PlanRequest& r, const Roles& roles
                   roles.backbone_hosts.size() > 1
                       ? fmt::format(" and {} more have", roles.backbone_hosts.size() - 1)
                       : " has");
-  for (const WorkerRole& worker : roles.workers)
-    text += fmt::format("; {} is a worker with {} experts", name_of_host(m, worker.host),
-                        worker.experts.size());
-  words.push_back(text);
+  words.push_back(text + workers_in_words(m, roles.workers));
   words.push_back(fmt::format(
       "requests to {} worker(s) take {:.3f} ms a layer, of which {:.3f} ms are the cost of {} "
       "requests{}; the experts take {:.3f} ms",
@@ -161,28 +213,43 @@ std::vector<std::string> roles_in_words(const PlanRequest& r, const Roles& roles
       roles.one_expert_seconds * 1e6,
       roles.most_workers > 0
           ? fmt::format("from {} hosts like {} on round trips take longer than experts",
-                        roles.most_workers, name_of_host(m, roles.workers[0].host))
+                        roles.most_workers, name_of_host(m, roles.workers[0].device.host))
           : fmt::format("up to {} workers, experts take longer than round trips",
                         r.config.router.n_experts)));
+  for (std::string& what : not_executed(r, roles, p)) words.push_back(std::move(what));
   return words;
 }
 
+namespace {
+
+// What makes this GPU the first one that a process sees: nothing where the host has no other.
+std::string chosen_gpu(const Machine& m, DeviceId d) {
+  return d.is_cpu() || m.host(d.host).gpus.size() == 1
+             ? ""
+             : fmt::format("CUDA_VISIBLE_DEVICES={} ", d.gpu);
+}
+
+}  // namespace
+
 std::vector<std::string> commands_of(const PlanRequest& r, const Roles& roles, const Placement& p,
                                      const std::vector<int>& standbys) {
-  constexpr int kPort = 9000;
+  constexpr int kFirstPort = 9000;
   const WeightFormat format = p.layers[0].groups[0].format;
   const std::string kept = format == stored_expert_format(r.config)
                                ? ""
                                : fmt::format(" --format {}", format_name(format));
   std::vector<std::string> commands, addresses;
-  const auto add = [&](int host, const std::string& experts) {
-    addresses.push_back(fmt::format("host{}:{}", host, kPort));
-    commands.push_back(
-        fmt::format("host{}: tandem worker {} --experts {}{} --listen {} --worker-secret KEY", host,
-                    r.model_name, experts, kept, addresses.back()));
+  std::map<int, int> n_of_host;
+  const auto add = [&](DeviceId d, const std::string& experts) {
+    addresses.push_back(fmt::format("host{}:{}", d.host, kFirstPort + n_of_host[d.host]++));
+    // A GPU keeps experts as they are stored.
+    commands.push_back(fmt::format(
+        "host{}: {}tandem worker {}{} --experts {}{} --listen {} --worker-secret KEY", d.host,
+        chosen_gpu(r.machine, d), r.model_name, d.is_cpu() ? "" : " --device cuda", experts,
+        d.is_cpu() ? kept : "", addresses.back()));
   };
-  for (const WorkerRole& worker : roles.workers) add(worker.host, ranges_text(worker.experts));
-  for (const int host : standbys) add(host, "standby");
+  for (const WorkerRole& worker : roles.workers) add(worker.device, ranges_text(worker.experts));
+  for (const int host : standbys) add({host, -1}, "standby");
   const bool on_gpu = !p.stages[0].devices[0].is_cpu();
   commands.push_back(fmt::format(
       "host{}: tandem serve {} --workers {}{}{} --ctx {} --worker-secret KEY",

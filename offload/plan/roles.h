@@ -11,18 +11,18 @@
 namespace tandem {
 
 struct WorkerRole {
-  int host;
+  DeviceId device;           // CPUs, or a GPU
   std::vector<int> experts;  // of any layer, ascending: a worker has the same ones of every layer
 };
 
 struct Roles {
   std::vector<int> backbone_hosts;
-  std::vector<WorkerRole> workers;  // by host
+  std::vector<WorkerRole> workers;  // by device
 
   // Times of one MoE layer in a decode step.
   double request_seconds = 0;  // of all requests, without rows and the network's latency
   double round_trip_seconds = 0;
-  double expert_seconds = 0;  // of the CPUs' experts
+  double expert_seconds = 0;  // of the experts of CPUs or, if GPUs are workers, of GPUs
   bool request_is_measured = false;
 
   // The plan for the backbone's hosts alone; empty if the model does not fit them.
@@ -43,15 +43,16 @@ constexpr int kMostSequences = 4096;
 std::optional<Roles> roles_of(const PlanRequest& request, const Placement& placement,
                               const Prediction& prediction);
 
+// With what the commands of commands_of() do not do of the placement.
 std::vector<std::string> roles_in_words(const PlanRequest& request, const Roles& roles,
-                                        const Prediction& prediction);
+                                        const Placement& placement, const Prediction& prediction);
 
-// How to start them: `tandem worker` for each worker's and standby's host, then `tandem serve`.
+// How to start them: `tandem worker` for each worker and standby, then `tandem serve`.
 std::vector<std::string> commands_of(const PlanRequest& request, const Roles& roles,
                                      const Placement& placement, const std::vector<int>& standbys);
 
-// Experts with the same owners, all of which are workers: what a standby loads when it has none
-// left.
+// Experts with the same owners, all of which are workers' CPUs: what a standby loads when it has
+// none left. It cannot replace a GPU, whose sums have other bits.
 struct WorkerShard {
   std::vector<int> experts;  // ascending; of every layer
   std::vector<int> hosts;    // ascending
