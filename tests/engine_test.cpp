@@ -182,7 +182,6 @@ TEST(Engine, DraftsChangeNoAnswer) {
   const auto texts = texts_of(plain, true);
   EXPECT_EQ(plain->counts().scheduler.n_drafted_tokens, 0);
   const RunningEngine::Options all[] = {
-      {.draft_tokens = 1},
       {.draft_tokens = 4},
       {.async_output = false, .keeps_pages = false, .draft_tokens = 8},
       {.kv_tokens = 1152, .step_tokens = 64, .max_running = 24, .context = 1152, .draft_tokens = 4},
