@@ -44,7 +44,7 @@ struct Course {
   std::vector<int> choices;
   double seconds = 0, least_seconds = 0;  // of the fastest choice with the same disturbances
   double over_least() const { return seconds / least_seconds; }
-  // Of the last half of the steps.
+  // The share of the last half of the steps that were made in n micro-batches.
   double share(int n) const {
     const auto half = choices.begin() + std::ssize(choices) / 2;
     return static_cast<double>(std::count(half, choices.end(), n)) /
@@ -133,8 +133,8 @@ TEST(MicroBatchPolicy, TrialsCostTwoPercentAtMost) {
   EXPECT_LT(changing.over_least(), 1.025);
 }
 
-// Of a choice that is much slower two steps are enough, besides the one that touches memory, and
-// one when that is known already. What is slower still is not tried.
+// Two steps of a choice that is much slower are enough, besides the one that touches memory, and
+// one step when that is known already. What is slower still is not tried.
 TEST(MicroBatchPolicy, LeavesWhatIsMuchSlowerAtOnce) {
   const Course slower = run({0.2, 0.9}, 100);
   EXPECT_EQ(slower.steps_in(2), (std::vector{4, 5, 7, 46, 80}));

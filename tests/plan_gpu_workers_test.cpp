@@ -178,6 +178,25 @@ TEST(GpuWorkers, SaysWhatIsNotExecuted) {
   EXPECT_TRUE(says(words.back(), "not on 2"));
 }
 
+// Packed INT4 is BF16 there, which needs no option.
+TEST(GpuWorkers, KeepPackedInt4AsBf16) {
+  Planned packed("r1", gpu_boxes(2, 1, 800'000'000'000));
+  packed.config.expert_group = 32;
+  Placement p = with_owners({{range(0, 128), {{1, 0}}}, {range(128, 256), {{2, 0}}}});
+  const auto says_so_of = [&](WeightFormat format) {
+    for (ExpertGroup& group : p.layers[0].groups) group.format = format;
+    const Prediction now =
+        predict({packed.config, packed.machine, packed.request.workload, packed.routing}, p);
+    const auto roles = roles_of(packed.request, p, now);
+    const auto words = roles_in_words(packed.request, roles.value(), p, now);
+    return std::any_of(words.begin(), words.end(), [](const std::string& text) {
+      return text.starts_with("not executed: a worker's GPU");
+    });
+  };
+  EXPECT_FALSE(says_so_of({DType::kBF16}));
+  EXPECT_TRUE(says_so_of({DType::kI4, 32}));
+}
+
 // A worker that is back reads what its GPU had.
 TEST(GpuWorkers, FailAsOthersDo) {
   const Machine m = gpu_boxes(2, 1, 800'000'000'000);

@@ -129,7 +129,7 @@ std::optional<Roles> roles_of(const PlanRequest& r, const Placement& p, const Pr
 
 namespace {
 
-// Of more than kMostNamed successive ones that are alike the first is named.
+// Names each worker, or the first of more than kMostNamed successive workers that are alike.
 std::string workers_in_words(const Machine& m, const std::vector<WorkerRole>& workers) {
   constexpr std::ptrdiff_t kMostNamed = 4;
   const auto name = [&](const WorkerRole& w) { return name_of_host(m, w.device.host); };
@@ -159,9 +159,9 @@ std::vector<std::string> not_executed(const PlanRequest& r, const Roles& roles,
   std::vector<std::string> words;
   const bool on_gpu = std::any_of(roles.workers.begin(), roles.workers.end(),
                                   [](const WorkerRole& w) { return !w.device.is_cpu(); });
-  const WeightFormat format = p.layers[0].groups[0].format;
-  const bool is_packed = format.dtype != DType::kBF16 && format.dtype != DType::kF8E4M3;
-  if (on_gpu && (is_packed || format != stored_expert_format(r.config)))
+  const WeightFormat format = p.layers[0].groups[0].format, stored = stored_expert_format(r.config);
+  const WeightFormat on_gpus = is_i4(stored.dtype) ? WeightFormat{DType::kBF16} : stored;
+  if (on_gpu && format != on_gpus)
     words.push_back(
         fmt::format("not executed: a worker's GPU keeps experts as the checkpoint stores them, or "
                     "in bf16 where it packs them, and not in {}",

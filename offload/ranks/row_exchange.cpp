@@ -58,8 +58,8 @@ class RowExchange final : public ExpertExchange {
   std::span<Choice> choices_of(int64_t token) {
     return std::span(choices_).subspan(token * p_.shape.n_active, n_choices_[token]);
   }
-  // Of one rank; ends where the choices of the next rank begin.
   using Choices = std::span<const Choice>;
+  // The first of a token's choices, up to those of another rank.
   static Choices of_first_rank(Choices choices);
   void choose(const ExpertBatch& mine);
   void send_rows(const ExpertBatch& mine);
@@ -236,8 +236,8 @@ void RowExchange::compute_here(const std::byte* encoded, const std::byte* lists)
   const int n_active = p_.shape.n_active;
   const auto* const ids = reinterpret_cast<const int32_t*>(lists);
   const auto* const weights = reinterpret_cast<const float*>(ids + n_active);
-  const float* const x = x_row(n_rows_);
-  there_.decode(encoded, x_row(n_rows_));
+  float* const x = x_row(n_rows_);
+  there_.decode(encoded, x);
   const auto add_row = [&](std::span<const int32_t> ids_of_row,
                            std::span<const float> weights_of_row) {
     auto* const ids_out = reinterpret_cast<int32_t*>(ids_.data()) + n_rows_ * n_active;
@@ -296,9 +296,11 @@ const Courier::Arrived& RowExchange::send_answers(const TensorView& sums) {
     return answers_->exchange(static_cast<const std::byte*>(sums.data), n_rows_of_, n_answers_);
   answers_->begin(n_rows_of_);
   int64_t row = n_rows_of_[p_.group.rank()];
-  for (const int r : answers_->ranks_in_order())
-    for (int64_t i = 0; r != p_.group.rank() && i < n_rows_of_[r]; ++i)
+  for (const int r : answers_->ranks_in_order()) {
+    if (r == p_.group.rank()) continue;
+    for (int64_t i = 0; i < n_rows_of_[r]; ++i)
       back_.encode(sums.row<float>(row++), answers_->place(r, i));
+  }
   return answers_->end(n_answers_);
 }
 

@@ -107,8 +107,9 @@ bool MicroBatchPolicy::promises(const Size& size, size_t choice) {
   return std::max(computed, computed / kChoices[choice] + waited) * whole < kWorthTrying;
 }
 
-// Of the last step of a trial, between two of the used choice. Where steps have a mean deviation d
-// from their median, the standard error of a median of n of them is about 1.5 d / sqrt(n).
+// Compares the last step of a trial with the steps of the used choice beside it. Where steps have a
+// mean deviation d from their median, the standard error of a median of n of them is about
+// 1.5 d / sqrt(n).
 void MicroBatchPolicy::compare(Size& size) {
   const double last = size.tried_seconds / size.seconds.median(kBeside);
   size.tried_seconds = 0;

@@ -18,7 +18,7 @@ class RecentValues {
   void add(double value) { values_[n_++ % kMost] = value; }
   void clear() { n_ = 0; }
   int n() const { return n_ < kMost ? static_cast<int>(n_) : kMost; }
-  // Of the last n of them, at least one; the lower one of two in the middle.
+  // The median of the last n values, of which there must be one; the lower of two in the middle.
   double median(int n = kMost) const;
 
  private:
