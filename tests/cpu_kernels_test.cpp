@@ -27,6 +27,13 @@ class KernelTest : public testing::TestWithParam<NamedTable> {
   std::vector<float> normal(size_t n, float deviation = 1) {
     return test::normal(rng_, n, deviation);
   }
+  // Numbers of either sign, of magnitudes from `least` to twice that.
+  std::vector<float> of_size(size_t n, float least) {
+    std::uniform_real_distribution<float> size(least, 2 * least);
+    std::vector<float> v(n);
+    for (float& x : v) x = rng_() % 2 ? size(rng_) : -size(rng_);
+    return v;
+  }
 };
 
 // 352 columns are two blocks of 128 and three AMX tiles of 32.
@@ -117,7 +124,8 @@ TEST_P(KernelTest, GemmTransposed) {
 }
 
 // The bits of a row do not depend on the other rows or on how output columns are divided: batches
-// of 1, 2, .. 10 rows use every kernel of a table. Tiny rows cover the flushing of subnormal sums.
+// of 1, 2, .. 10 rows use every kernel of a table. Tiny rows, of all sizes and of one,
+// cover the flushing of subnormal sums.
 TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
   // The second batch ends with a chunk of few rows.
   for (const auto& [m, n, k] : {std::tuple{55, 144, 700}, {260, 80, 130}})
@@ -126,8 +134,10 @@ TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
       const Packed packed(t_, random_weight(store, n, k, dtype));
       const cpu::Weight w = kernel_weight(packed.w);
       for (const cpu::ActivationType type : activations(t_, dtype)) {
-        for (const float deviation : {1.f, 1e-37f}) {
-          Rows x(t_, type, normal(m * k, deviation), m, k, k);
+        const std::vector<float> inputs[] = {normal(m * k), normal(m * k, 1e-37f),
+                                             of_size(m * k, 0x1p-120f)};
+        for (const std::vector<float>& input : inputs) {
+          Rows x(t_, type, input, m, k, k);
           std::vector<float> all(m * n), some(m * n);
           t_.gemm({x.view, w, 0, all.data(), n, m, n, k});
           for (int first = 0, rows = 1; first < m; first += rows++) {

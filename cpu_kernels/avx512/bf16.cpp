@@ -112,7 +112,8 @@ struct RowOfBf16 {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kBF16;
   static constexpr ScalesOf kScales = ScalesOf::kNothing;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew, kTileBytes = 0,
+                       kLevel = 2;
   static constexpr float kUnit = 1;
   static constexpr bool kAlways = false;
 
@@ -129,7 +130,8 @@ struct RowOfE4m3 {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kF8E4M3;
   static constexpr ScalesOf kScales = ScalesOf::kPanels;
-  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 4096;
+  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 4096, kTileBytes = 0,
+                       kLevel = 2;
   static constexpr float kUnit = 1;
   static constexpr bool kAlways = true;
   E4m3Table table;

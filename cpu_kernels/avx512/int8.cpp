@@ -145,7 +145,8 @@ struct RowOfI8 {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI8;
   static constexpr ScalesOf kScales = ScalesOf::kRows;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew, kTileBytes = 0,
+                       kLevel = 2;
   static constexpr float kUnit = 1;
   static constexpr bool kAlways = false;
 
@@ -162,7 +163,8 @@ struct RowOfI4 {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI4;
   static constexpr ScalesOf kScales = kScalesOf;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 4096;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 4096, kTileBytes = 0,
+                       kLevel = 2;
   static constexpr float kUnit = kI4Unit;
   static constexpr bool kAlways = true;
 

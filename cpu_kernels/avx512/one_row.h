@@ -18,7 +18,9 @@ static_assert(kGroup == kScalePanels);
 //   kUnit           unit of the sums
 //   kAhead          prefetch distance: the last kAhead bytes of a panel fetch the next group
 //   kAlways         true: earlier bytes are prefetched too; false: left to the hardware
-//   Vector          sums of 16 rows in a part
+//   kLevel          the cache that weights are fetched into, 1 or 2
+//   Vector          sums of 16 rows in a part; floats() of it is added to the row's sums
+//   kTileBytes      bytes of a panel after which end_tile(sums) is called; 0: never
 //   add(x, w, stride, sums)  adds a step of four panels
 
 constexpr int kScaleLines = 4;  // cache lines per panel and part that fetches the next group
@@ -85,13 +87,19 @@ template <bool kFetch, class Format>
 [[gnu::always_inline]] inline void add_steps(const Format& format, const char* x, const char* w,
                                              const char* ahead, int64_t stride, int64_t n_bytes,
                                              typename Format::Vector* sums) {
-  for (const char* const end = w + n_bytes; w < end; w += kStepBytes, x += Format::kXBytes) {
-    if constexpr (kFetch) {
+  for (const char* const end = w + n_bytes; w < end;) {
+    const bool in_tiles = Format::kTileBytes > 0 && end - w > Format::kTileBytes;
+    for (const char* const stop = in_tiles ? w + Format::kTileBytes : end; w < stop;
+         w += kStepBytes, x += Format::kXBytes) {
+      if constexpr (kFetch) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kGroup; ++p) fetch_weights(ahead + p * stride);
-      ahead += kStepBytes;
+        for (int p = 0; p < kGroup; ++p)
+          __builtin_prefetch(ahead + p * stride, 0, Format::kLevel == 1 ? 3 : 2);
+        ahead += kStepBytes;
+      }
+      format.add(x, w, stride, sums);
     }
-    format.add(x, w, stride, sums);
+    if constexpr (Format::kTileBytes > 0) format.end_tile(sums);
   }
 }
 
