@@ -260,32 +260,6 @@ void tile_product(const RowTiles& x, const char* const* w, int n_tiles, Pending<
   order_memory();
 }
 
-// Adds a block to the sums of rows [first, first + m) of x, after all its tiles have been made.
-template <class Product, class Tiles>
-void add_many_rows(const GemmArgs& a, const Block& b, int first, int m, Sum* sums,
-                   Room<Product>& room, Tiles& tiles) {
-  constexpr decltype(&tile_product<Product, 1, 1>) kProducts[2][2] = {
-      {tile_product<Product, 1, 1>, tile_product<Product, 1, 2>},
-      {tile_product<Product, 2, 1>, tile_product<Product, 2, 2>}};
-  const int n_tiles = tiles_across<Product>(b);
-  const char* w[kGroup];
-  for (int p = 0; p < b.n_panels; ++p) {
-    for (int t = 0; t < n_tiles; ++t) tiles.make(p, t);
-    w[p] = tiles.at(p, 0);
-  }
-  Pending<Product> pending = {room.results[0], sums[0], b.scale, 1, 0};
-  for (int i = 0; i < m; i += 2 * kTileRows) {
-    const int n_rows = min(2 * kTileRows, m - i);
-    const RowTiles x = tiles_of_rows(a, b, first + i, n_rows, room);
-    for (int p = 0; p < b.n_panels; p += 2) {
-      const int n_panels = min(2, b.n_panels - p);
-      kProducts[n_rows > kTileRows][n_panels - 1](x, w + p, n_tiles, pending, room.results);
-      pending = {room.results[0], sums[i] + p * kPanelRows, b.scale + p, n_panels, n_rows};
-    }
-  }
-  pending.add(pending.n_rows);
-}
-
 // results = x . w for up to kRowTiles times 16 rows of x and for 4 / kRowTiles panels from `panel`
 // on. With one tile of rows, tiles 4 and 5 both hold it, and results[16..] are those of the third
 // and fourth panel. The next tiles of w are made between the products of these, so that memory
@@ -325,6 +299,42 @@ void few_rows_product(const RowTiles& x, Tiles& tiles, int panel, int n_tiles, R
   _tile_stored(2, results[kTileRows], sizeof(results[0]));
   _tile_stored(3, &results[kTileRows][kTileRows], sizeof(results[0]));
   order_memory();
+}
+
+// Adds a block to the sums of rows [first, first + m) of x. Its tiles are made between the products
+// of the first 32 rows, or, of fewer rows or panels, before all products.
+template <class Product, class Tiles>
+void add_many_rows(const GemmArgs& a, const Block& b, int first, int m, Sum* sums,
+                   Room<Product>& room, Tiles& tiles) {
+  constexpr decltype(&tile_product<Product, 1, 1>) kProducts[2][2] = {
+      {tile_product<Product, 1, 1>, tile_product<Product, 1, 2>},
+      {tile_product<Product, 2, 1>, tile_product<Product, 2, 2>}};
+  const int n_tiles = tiles_across<Product>(b);
+  const bool between = m >= 2 * kTileRows && b.n_panels == kGroup;
+  const char* w[kGroup];
+  for (int p = 0; p < b.n_panels; ++p) {
+    for (int t = 0; t < n_tiles && !between; ++t) tiles.make(p, t);
+    w[p] = tiles.at(p, 0);
+  }
+  Pending<Product> pending = {room.results[0], sums[0], b.scale, 1, 0};
+  if (between) {
+    const RowTiles x = tiles_of_rows(a, b, first, 2 * kTileRows, room);
+    for (int p = 0; p < kGroup; p += 2) {
+      pending.add(pending.n_rows);
+      few_rows_product<Product, 2>(x, tiles, p, n_tiles, room.results);
+      pending = {room.results[0], sums[0] + p * kPanelRows, b.scale + p, 2, 2 * kTileRows};
+    }
+  }
+  for (int i = between ? 2 * kTileRows : 0; i < m; i += 2 * kTileRows) {
+    const int n_rows = min(2 * kTileRows, m - i);
+    const RowTiles x = tiles_of_rows(a, b, first + i, n_rows, room);
+    for (int p = 0; p < b.n_panels; p += 2) {
+      const int n_panels = min(2, b.n_panels - p);
+      kProducts[n_rows > kTileRows][n_panels - 1](x, w + p, n_tiles, pending, room.results);
+      pending = {room.results[0], sums[i] + p * kPanelRows, b.scale + p, n_panels, n_rows};
+    }
+  }
+  pending.add(pending.n_rows);
 }
 
 // Adds a block to the sums of all rows of x, at most kFewRows. Tiles are configured for them.
