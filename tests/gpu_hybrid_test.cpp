@@ -42,8 +42,8 @@ TEST_F(Fp8HandOff, PartsAddUp) {
   for (const int layer : {1, 2, 3}) run_layer(layer, 5);
 }
 
-// A step of six tokens through all layers, in one micro-batch or in two that alternate as in the
-// forward pass. `before_hand_down_` is the GPU's work before a layer's experts.
+// A step of six tokens through all layers, in one micro-batch, or in two or three that alternate as
+// in the forward pass. `before_hand_down_` is the GPU's work before a layer's experts.
 class HybridSteps : public HybridHandOff {
  protected:
   HybridSteps() = default;
@@ -53,9 +53,10 @@ class HybridSteps : public HybridHandOff {
 
   MicroBatches parts(int n) const {
     if (n == 1) return {{part(0, kTokens)}, 1};
-    MicroBatches two = {{part(0, 4), part(4, 2)}, 2};
-    two.at[1].micro_batch = 1;
-    return two;
+    MicroBatches some = {{part(0, 4), part(4, 2)}, n};
+    if (n == 3) some.at = {part(0, 2), part(2, 2), part(4, 2)};
+    for (int i = 0; i < n; ++i) some.at[i].micro_batch = i;
+    return some;
   }
   Batch part(int first, int n) const {
     return {std::span(ids_).subspan(first, n), {}, std::span(sequences_).subspan(first, n), {}};
@@ -246,6 +247,77 @@ TEST_F(HybridSteps, MicroBatchesOverlap) {
   for (int work = 24; work <= 192 && best < 1.3; work *= 2)
     best = std::max(best, seconds(1, work) / seconds(2, work));
   EXPECT_GE(best, 1.3);
+}
+
+// Workers have the rows of every micro-batch before the sums of the first are awaited, kernel by
+// kernel and in recorded steps.
+TEST_F(HybridSteps, WorkersHaveSeveralMicroBatchesAtATime) {
+  interposed_->elsewhere = true;
+  std::string order;
+  interposed_->submitted = [&](Ticket ticket) { order += fmt::format(" rows {}", ticket); };
+  interposed_->before_sum = [&](Ticket ticket) { order += fmt::format(" sum {}", ticket); };
+  layers_ = {1, 3, 2};
+  const std::map<int, std::string> orders = {
+      {1, " rows 0 sum 0 rows 0 sum 0"},
+      {2, " rows 0 rows 1 sum 0 rows 0 sum 1 rows 1 sum 0 sum 1"},
+      {3, " rows 0 rows 1 rows 2 sum 0 rows 0 sum 1 rows 1 sum 2 rows 2 sum 0 sum 1 sum 2"}};
+  for (const auto& [n_parts, want] : orders) {
+    SCOPED_TRACE(testing::Message() << n_parts << " parts");
+    start();
+    enqueue(n_parts);
+    expect_sum();
+    EXPECT_EQ(order, want);
+    order.clear();
+    const gpu::Graph graph = stream_.capture([&, n = n_parts] { enqueue(n); });
+    start();
+    stream_.replay(graph);
+    hybrid_->follow({1, 3}, parts(n_parts));
+    expect_sum();
+    EXPECT_EQ(order, want) << "recorded";
+    order.clear();
+  }
+}
+
+// Where workers answer after as long as the GPU computes, three micro-batches hide half of that.
+TEST_F(HybridSteps, RoundTripsAreHidden) {
+  using Clock = std::chrono::steady_clock;
+  layers_.assign(6, 2);
+  interposed_->elsewhere = true;
+  const auto seconds = [&](int n_parts, int work) {
+    std::array<Clock::time_point, ExpertPool::kMaxTickets> answered = {};
+    before_hand_down_ = [=] { std::this_thread::sleep_for(milliseconds(work / n_parts)); };
+    interposed_->submitted = [&](Ticket t) { answered[t] = Clock::now() + milliseconds(work); };
+    interposed_->before_sum = [&](Ticket t) { std::this_thread::sleep_until(answered[t]); };
+    start();
+    const auto begin = Clock::now();
+    enqueue(n_parts);
+    stream_.wait();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  // Other programs may delay the emulated kernels, beside which the work is then made longer.
+  double best = 0;
+  for (int work = 12; work <= 192 && best < 1.3; work *= 2)
+    best = std::max(best, seconds(1, work) / seconds(3, work));
+  EXPECT_GE(best, 1.3);
+}
+
+// A micro-batch of a step of few tokens may be empty.
+TEST_F(HybridSteps, MicroBatchesWithoutTokens) {
+  interposed_->elsewhere = true;
+  MicroBatches step = {{part(0, kTokens), part(kTokens, 0), part(kTokens, 0)}, 3};
+  for (int i = 0; i < step.n; ++i) step.at[i].micro_batch = i;
+  start();
+  const TensorView nothing = {nullptr, 0, dim_, dim_};
+  for (int i = 1; i < step.n; ++i) {
+    const Ticket ticket = hybrid_->submit(
+        {.layer = 1, .x = nothing, .routing = {}, .first_row = kTokens, .micro_batch = i});
+    EXPECT_FALSE(hybrid_->waits(ticket));
+    hybrid_->add_to(ticket, nothing);
+  }
+  const gpu::Graph graph = stream_.capture([&] { enqueue(1); });
+  stream_.replay(graph);
+  hybrid_->follow(all_layers(), step);
+  expect_sum();
 }
 
 // The CPU's part ends only after the GPU has done the work between submit() and waits(), of both

@@ -56,8 +56,10 @@ TEST_P(HybridWorkers, GiveTheCpusLogits) {
     bytes_alone = LoadedModel(options).load_report().bytes;
   }
   // With the last one this process has the first half, as far as the GPU has not.
-  for (const auto& division :
-       std::vector<std::vector<std::string>>{{"auto", "auto"}, {first, last}, {last}}) {
+  const std::vector<std::vector<std::string>> divisions = {{"auto", "auto"}, {first, last}, {last}};
+  for (size_t i = 0; i < divisions.size(); ++i) {
+    const std::vector<std::string>& division = divisions[i];
+    options.micro_batches = static_cast<int>(i + 1);
     SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
     LoadedExpertsOptions of_worker = served(directory, "");
     of_worker.isa = options.isa;
@@ -88,6 +90,7 @@ TEST(HybridWorkersOfTinyR1, AnswerWhoeverComputes) {
   Workers workers(served(kTinyR1, ""), {"auto", "auto"});
   options.workers.addresses = workers.addresses;
   EXPECT_EQ(answers(options, 4), want);
+  options.micro_batches = 2;
   EXPECT_EQ(
       while_owners_change(workers, served(kTinyR1, "auto"), [&] { return answers(options, 4); }),
       want);
@@ -97,8 +100,9 @@ TEST(HybridWorkersOfTinyR1, AnswerWhoeverComputes) {
 TEST(HybridWorkersOfTinyR1, AnswerAfterAFailedStep) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
   const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 2);
-  const ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   const LimitedGpuMemory memory(bytes_for_some_experts(options, 20'000));
+  options.micro_batches = 2;
   expect_answers_after_failed_steps(options, want);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <map>
 
@@ -31,21 +32,36 @@ inline ModelConfig hand_off_config() {
   return c;
 }
 
-// Calls `before` ahead of the CPU's experts, to count, delay or fail.
+// Calls `before` ahead of the CPU's experts, to count, delay or fail. If `elsewhere`, it has a
+// ticket for each micro-batch, as workers have, whose experts are computed when their sum is added,
+// after a call of `before_sum`.
 class Interposed final : public ExpertPool {
  public:
   explicit Interposed(ExpertPool& experts) : experts_(experts) {}
-  void add_to(Ticket ticket, TensorView y) override { experts_.add_to(ticket, y); }
+  bool waits(Ticket) override { return elsewhere; }
+  void add_to(Ticket ticket, TensorView y) override {
+    if (elsewhere) {
+      if (before_sum) before_sum(ticket);
+      ticket = experts_.submit(batches_[ticket]);
+    }
+    experts_.add_to(ticket, y);
+  }
 
   std::function<void()> before;
+  bool elsewhere = false;
+  std::function<void(Ticket)> submitted, before_sum;
 
  private:
   Ticket start(const ExpertBatch& batch) override {
     if (before) before();
-    return experts_.submit(batch);
+    if (!elsewhere) return experts_.submit(batch);
+    batches_[batch.micro_batch] = batch;
+    if (submitted) submitted(batch.micro_batch);
+    return batch.micro_batch;
   }
 
   ExpertPool& experts_;
+  std::array<ExpertBatch, kMaxTickets> batches_ = {};
 };
 
 // Layer 1 has experts on both devices, layer 2 only on the CPU, layer 3 only on the GPU.

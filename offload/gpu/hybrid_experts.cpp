@@ -26,6 +26,7 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
       stream_(parts.stream),
       hand_off_(config, {places, parts.rows_on_cpu, max_tokens, parts.gpu_waits}, parts.stream),
       trace_(parts.stream, config.n_all_layers()) {
+  handed_down_.reserve(kMaxTickets);
   for (const std::vector<int32_t>& of_layer : places) {
     StepTrace::Layer& layer = layers_.emplace_back();
     layer.on_gpu = std::any_of(of_layer.begin(), of_layer.end(), [](int32_t p) { return p >= 0; });
@@ -34,18 +35,29 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
   }
 }
 
-// Hands the batch down and starts the GPU's own experts.
+// Without what an error has left of the step before.
+void HybridExperts::begin_step(std::span<const Batch> replicas, int n_micro_batches) {
+  handed_down_.clear();
+  on_cpu_.fill({});
+  parts_.on_cpu.begin_step(replicas, n_micro_batches);
+}
+
+// Hands the batch down and starts the GPU's own experts. A micro-batch of a small step may be
+// empty.
 Ticket HybridExperts::start(const ExpertBatch& batch) {
   require_not_failed();
   const Ticket ticket = batch.micro_batch;
   require_run(batches_[ticket].x.empty(), kFailed);  // left by an error
   batches_[ticket] = batch;
+  if (batch.x.rows == 0) return ticket;
   const StepTrace::Layer& layer = layers_[batch.layer];
   ExpertBatch on_gpu = batch;
   trace_.stamp(batch.layer, ticket, StepTrace::kEntered);
   if (layer.on_cpu) {
     hand_off_.hand_down(batch);
     on_gpu.routing.ids = hand_off_.gpu_ids(rows_of(batch));
+    if (cpu_computes(batch) && !stream_.is_recording())
+      handed_down_.push_back({batch.layer, rows_of(batch), ticket});
   } else if (layer.on_gpu && !parts_.on_other_ranks.empty()) {
     on_gpu.routing.ids = hand_off_.placed(batch);
   }
@@ -57,6 +69,7 @@ Ticket HybridExperts::start(const ExpertBatch& batch) {
 
 bool HybridExperts::waits(Ticket ticket) {
   const ExpertBatch& batch = batches_[ticket];
+  if (batch.x.rows == 0) return false;
   trace_.stamp(batch.layer, ticket, StepTrace::kSharedDone);
   return cpu_computes(batch);
 }
@@ -64,11 +77,12 @@ bool HybridExperts::waits(Ticket ticket) {
 void HybridExperts::add_to(Ticket ticket, TensorView y) {
   const ExpertBatch batch = std::exchange(batches_[ticket], {});
   const int layer = batch.layer;
+  if (batch.x.rows == 0) return;
   trace_.stamp(layer, ticket, StepTrace::kResumed);
   if (layers_[layer].on_gpu) parts_.on_gpu.add_to(ticket, y);
   trace_.stamp(layer, ticket, StepTrace::kOwnDone);
   if (cpu_computes(batch))
-    add_from_cpu(layer, rows_of(batch), ticket, y);
+    add_from_cpu(batch, y);
   else if (layers_[layer].on_cpu)
     share(batch, ticket, y);
   else
@@ -85,63 +99,89 @@ bool HybridExperts::cpu_computes(const ExpertBatch& batch) const {
   return layers_[batch.layer].on_cpu && !streams(batch.x.rows);
 }
 
-// Decode steps of one replica are divided, where each micro-batch has a sequence.
+// Of one replica: workers divide any step, the CPU beside the GPU a decode step in which each
+// micro-batch has a sequence.
 int HybridExperts::micro_batches(std::span<const Batch> replicas, bool is_decode) const {
+  if (replicas.size() > 1 || streams(replicas[0].n())) return 1;
+  if (division_.micro_batches_from == 0) return parts_.on_cpu.micro_batches(replicas, is_decode);
   const auto n_sequences = std::ssize(replicas[0].sequences);
-  const bool divides = replicas.size() == 1 && is_decode && division_.micro_batches_from > 0 &&
-                       n_sequences >= std::max(2, division_.micro_batches_from) &&
-                       !streams(replicas[0].n());
-  return divides ? 2 : 1;
+  return is_decode && n_sequences >= std::max(2, division_.micro_batches_from) ? 2 : 1;
 }
 
 // The kernels that wait for the sum are enqueued before it is computed, so the GPU needs no further
 // launches to continue. Where it must not wait, they find the sum there.
-void HybridExperts::add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y) {
+void HybridExperts::add_from_cpu(const ExpertBatch& batch, TensorView y) {
   constexpr int kMaxPollingRows = 32;
-  if (!parts_.gpu_waits) serve_or_give_up(layer, rows, ticket);
+  const StepRows rows = rows_of(batch);
+  const Ticket ticket = batch.micro_batch;
+  if (!parts_.gpu_waits) serve_or_give_up(ticket);
   if (rows.n <= kMaxPollingRows && !trace_.records()) {
     hand_off_.add_next_sum(rows, y);
   } else {
     hand_off_.await_sum();
-    trace_.stamp(layer, ticket, StepTrace::kSumSeen);
+    trace_.stamp(batch.layer, ticket, StepTrace::kSumSeen);
     hand_off_.add_sum(rows, y);
   }
-  if (parts_.gpu_waits && !stream_.is_recording()) serve_or_give_up(layer, rows, ticket);
+  if (parts_.gpu_waits && !stream_.is_recording()) serve_or_give_up(ticket);
 }
 
-void HybridExperts::serve_or_give_up(int layer, StepRows rows, Ticket ticket) {
+void HybridExperts::serve_or_give_up(Ticket ticket) {
   try {
-    serve_layer(layer, rows, ticket);
+    compute_on_cpu(ticket);
   } catch (...) {
     give_up(1);
     throw;
   }
 }
 
-// Computes the CPU's part of one layer, once the GPU has handed it down.
-void HybridExperts::serve_layer(int layer, StepRows rows, Ticket ticket) {
-  const double waits = StepTrace::now();
-  hand_off_.await_batch(layer, parts_.team, parts_.patience);
-  const double begins = StepTrace::now();
-  compute_on_cpu(hand_off_.batch(layer, rows), hand_off_.sum(rows));
+// Computes the CPU's part of a layer of a micro-batch. Where others compute it, the rows of the
+// next micro-batches leave before its sums are awaited: the GPU hands these down without them.
+void HybridExperts::compute_on_cpu(Ticket ticket) {
+  std::optional<HandedDown>& part = on_cpu_[ticket];
+  for (bool more = true; !handed_down_.empty() && (more || !part);) more = submit_next();
+  check(part.has_value(), "a batch that was handed down");
+  const TensorView sum = hand_off_.sum(part->rows);
+  unless_failed([&] { parts_.on_cpu.add_to(part->on_cpu, sum); });
   hand_off_.raise_sum();
-  trace_.add_cpu(layer, ticket, {waits, begins, StepTrace::now()});
+  trace_.add_cpu(part->layer, ticket, {part->waits, part->begins, StepTrace::now()});
+  part.reset();
+}
+
+// Submits the batch that the GPU hands down next, once it has. Returns whether the next one may
+// be submitted before its sums are added.
+bool HybridExperts::submit_next() {
+  HandedDown part = handed_down_.front();
+  handed_down_.erase(handed_down_.begin());
+  part.waits = StepTrace::now();
+  hand_off_.await_batch(part.layer, parts_.team, parts_.patience);
+  part.begins = StepTrace::now();
+  const TensorView sum = hand_off_.sum(part.rows);
+  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
+  ExpertBatch batch = hand_off_.batch(part.layer, part.rows);
+  batch.micro_batch = part.ticket;
+  bool waits = false;
+  unless_failed([&] {
+    part.on_cpu = parts_.on_cpu.submit(batch);
+    waits = parts_.on_cpu.waits(part.on_cpu);
+  });
+  on_cpu_[part.ticket] = part;
+  return waits;
 }
 
 // A step that has failed goes on to its end with zeros, because its kernels, launched or recorded,
 // take and give as many signals as those of any other step.
-void HybridExperts::compute_on_cpu(const ExpertBatch& batch, TensorView sum) {
-  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
+template <class Call>
+void HybridExperts::unless_failed(const Call& call) {
   if (step_failed_) return;
   try {
-    parts_.on_cpu.add_to(parts_.on_cpu.submit(batch), sum);
+    call();
   } catch (const StepFailed& error) {
     step_failed_ = error;
   }
 }
 
-// The same as serve_layer() for a layer with streamed experts. The GPU waits for the link only, so
-// an error does not block it.
+// The same as compute_on_cpu() for a layer with streamed experts. The GPU waits for the link only,
+// so an error does not block it.
 void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y) {
   const StepRows rows = rows_of(batch);
   streamed_ = true;
@@ -158,18 +198,32 @@ void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y)
   trace_.add_cpu(batch.layer, ticket, {waits, begins, StepTrace::now()});
 }
 
+// Of n micro-batches, the GPU hands a batch down once it has the sum of the n-th before it.
 void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
-  auto n_left = step.n * static_cast<int>(std::count_if(layers_.begin() + layers.first,
-                                                        layers_.begin() + layers.end,
-                                                        [](const auto& l) { return l.on_cpu; }));
+  auto ahead = [&, layer = layers.first, i = 0]() mutable -> std::optional<HandedDown> {
+    for (; layer < layers.end; ++layer, i = 0)
+      while (layers_[layer].on_cpu && i < step.n) {
+        const Batch& batch = step.at[i++];
+        if (batch.n() > 0) return HandedDown{layer, rows_of(batch), batch.micro_batch};
+      }
+    return {};
+  };
+  auto now = ahead;
+  const auto n_batches = static_cast<int>(
+      std::count_if(step.begin(), step.end(), [](const Batch& batch) { return batch.n() > 0; }));
+  auto n_left = n_batches * static_cast<int>(std::count_if(layers_.begin() + layers.first,
+                                                           layers_.begin() + layers.end,
+                                                           [](const auto& l) { return l.on_cpu; }));
+  const auto hand_down_next = [&] {
+    if (const auto part = ahead()) handed_down_.push_back(*part);
+  };
   try {
     require_not_failed();
-    for (int layer = layers.first; layer < layers.end; ++layer) {
-      if (!layers_[layer].on_cpu) continue;
-      for (const Batch& batch : step) {
-        serve_layer(layer, rows_of(batch), batch.micro_batch);
-        --n_left;
-      }
+    for (int i = 1; i < n_batches; ++i) hand_down_next();
+    while (const auto part = now()) {
+      hand_down_next();
+      compute_on_cpu(part->ticket);
+      --n_left;
     }
   } catch (...) {
     give_up(n_left);

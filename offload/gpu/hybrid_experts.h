@@ -1,9 +1,10 @@
 // Routed experts for a backbone on a GPU: some on the GPU, the others in host memory, computed at
 // the same time, by the CPU or by workers. Long steps stream some of the latter to the GPU
-// (cuda_streaming.h).
+// (cuda_streaming.h). Workers have the rows of several micro-batches at a time.
 #pragma once
 #include <array>
 #include <optional>
+#include <vector>
 
 #include "core/run_error.h"
 #include "offload/gpu/cuda_experts.h"
@@ -32,8 +33,9 @@ class HybridExperts final : public ExpertPool {
   };
   // How steps are divided.
   struct Division {
-    int micro_batches_from = 0;  // sequences from which a decode step has two; 0: never
-    int stream_from = 0;         // tokens from which a step streams; 0: never
+    // Sequences from which a decode step has two micro-batches; 0: as on_cpu.micro_batches() says.
+    int micro_batches_from = 0;
+    int stream_from = 0;  // tokens from which a step streams; 0: never
     CudaStreaming* streaming = nullptr;
   };
   // For steps of up to max_tokens tokens. References outlive the object. All calls come from one
@@ -69,25 +71,33 @@ class HybridExperts final : public ExpertPool {
   // StepFailed of `on_cpu` the step's other sums are zeros, and end_step() throws it.
   void add_to(Ticket ticket, TensorView y) override;
   std::vector<WorkerStatus> workers() const override { return parts_.on_cpu.workers(); }
-  // The experts of micro-batches are computed one after another.
-  void begin_step(std::span<const Batch> replicas, int) override {
-    parts_.on_cpu.begin_step(replicas, 1);
-  }
+  void begin_step(std::span<const Batch> replicas, int n_micro_batches) override;
   int micro_batches(std::span<const Batch> replicas, bool is_decode) const override;
+  std::optional<double> seconds_waited() const override { return parts_.on_cpu.seconds_waited(); }
   void follow(LayerRange layers, const MicroBatches& step) override;
   void end_step(LayerRange layers, const MicroBatches& step) override;
 
  private:
   using Places = std::vector<std::vector<int32_t>>;  // as ExpertPlaces takes them
+  // A layer of a micro-batch that the GPU hands down.
+  struct HandedDown {
+    int layer;
+    StepRows rows;
+    Ticket ticket;
+    Ticket on_cpu = -1;  // its ticket there; -1: the step has failed
+    double waits = 0, begins = 0;
+  };
   HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens,
                 const Places& places);
   Ticket start(const ExpertBatch& batch) override;
   bool streams(int64_t n_tokens) const;
   bool cpu_computes(const ExpertBatch& batch) const;
-  void add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y);
-  void serve_layer(int layer, StepRows rows, Ticket ticket);
-  void compute_on_cpu(const ExpertBatch& batch, TensorView sum);
-  void serve_or_give_up(int layer, StepRows rows, Ticket ticket);
+  void add_from_cpu(const ExpertBatch& batch, TensorView y);
+  void compute_on_cpu(Ticket ticket);
+  bool submit_next();
+  template <class Call>
+  void unless_failed(const Call& call);
+  void serve_or_give_up(Ticket ticket);
   void share(const ExpertBatch& batch, Ticket ticket, TensorView y);
   void require_not_failed() const;
   void give_up(int n_sums);
@@ -99,8 +109,10 @@ class HybridExperts final : public ExpertPool {
   StepTrace trace_;
   Division division_;
   std::array<ExpertBatch, kMaxTickets> batches_ = {};  // submitted and not yet added
-  bool streamed_ = false;                              // whether a layer of the step streamed
-  std::optional<StepFailed> step_failed_;              // thrown when the step ends
+  std::vector<HandedDown> handed_down_;  // not yet submitted to the CPU, in the GPU's order
+  std::array<std::optional<HandedDown>, kMaxTickets> on_cpu_;  // submitted, by ticket
+  bool streamed_ = false;                  // whether a layer of the step streamed
+  std::optional<StepFailed> step_failed_;  // thrown when the step ends
   bool failed_ = false;
 };
 

@@ -41,7 +41,8 @@ void StepTrace::end_step(LayerRange range, std::span<const Layer> layers, const 
   if (!timeline_) return;
   stream_.wait();
   if (range.first == 0) timeline_->start_step(step.n_tokens());
-  for (Ticket ticket = 0; ticket < step.n; ++ticket) add_spans(range, layers, ticket, streamed);
+  for (const Batch& batch : step)
+    if (batch.n() > 0) add_spans(range, layers, batch.micro_batch, streamed);
 }
 
 void StepTrace::add_spans(LayerRange range, std::span<const Layer> layers, Ticket ticket,

@@ -224,7 +224,7 @@ void require_routing_of_one_replica(const ModelOptions& options, const Decision&
 }
 
 // Ranks that exchange rows, and a backbone with workers, divide steps as the user says. A GPU and
-// its CPU do as placed.
+// the CPU beside it do as placed.
 void require_exchanged_rows(const ModelOptions& options, bool divides, bool delays) {
   require(
       options.micro_batches == 0 || divides,
@@ -280,7 +280,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
           name_of(options.replica_choice));
   const bool whole = all_on_gpu(share.parts);
-  require_exchanged_rows(options, has_replicas && whole, false);
+  require_exchanged_rows(options, (has_replicas && whole) || !subject.on_workers.empty(), false);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   require(!whole || subject.on_workers.empty(),
           "--workers: the GPU has room for all experts: leave it out");

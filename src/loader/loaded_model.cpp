@@ -418,7 +418,7 @@ ExpertPool& LoadedModel::start_workers(const ModelOptions& options, const Decisi
                                     .local = *experts_,
                                     .team = *team_,
                                     .max_tokens = decision.limits.max_tokens,
-                                    .micro_batches = gpu_ ? 1 : exchanged_micro_batches(options)},
+                                    .micro_batches = exchanged_micro_batches(options)},
                                    *asked_workers_);
   worker_list_ = watch_workers(*asked_workers_, *worker_experts_);
   return *worker_experts_;

@@ -196,7 +196,7 @@ class Loaded final : public GpuModel {
                                                              .gpu_waits = gpu_waits},
                                         expert_tokens_);
     gpu_waits ? device_.launch_beside_follow() : device_.record_nothing();
-    HybridExperts::Division division = {.micro_batches_from = micro_batches_from_};
+    HybridExperts::Division division = {.micro_batches_from = workers ? 0 : micro_batches_from_};
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
       streaming_ =
           std::make_unique<CudaStreaming>(config_, experts, *rows_, expert_tokens_, stream_);
