@@ -301,6 +301,26 @@ TEST_F(HybridSteps, RoundTripsAreHidden) {
   EXPECT_GE(best, 1.3);
 }
 
+// The rest of a failed step is not computed, and the next step is a whole one.
+TEST_F(HybridSteps, NobodyIsAskedAfterAFailure) {
+  for (const bool elsewhere : {false, true})
+    for (const int n_parts : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << n_parts << " parts" << (elsewhere ? ", elsewhere" : ""));
+      interposed_->elsewhere = elsewhere;
+      int n_calls = 0;
+      interposed_->before = [&] {
+        if (++n_calls == n_parts) throw StepFailed("no worker is up");
+      };
+      start();
+      EXPECT_THROW(enqueue(n_parts), StepFailed);
+      EXPECT_EQ(n_calls, n_parts) << "of the 2 layers with experts on the CPU";
+      interposed_->before = {};
+      start();
+      enqueue(n_parts);
+      expect_sum();
+    }
+}
+
 // A micro-batch of a step of few tokens may be empty.
 TEST_F(HybridSteps, MicroBatchesWithoutTokens) {
   interposed_->elsewhere = true;
