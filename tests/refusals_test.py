@@ -148,10 +148,10 @@ class Refusals(KeptOutput):
         serve, bench = ("serve", TINY, "-q"), ("bench", "experts", "--config", TINY)
         route, registering = ("route", "-q"), ("route", "-q", "--accept-registration")
         options = {
-            route: {"--backends": ("", "127.0.0.1:1", "https://a:1", "http://a:0", "http://a:1/v1", "http://a:1,", "http://a,http://A:80"),
+            route: {"--backends": ("", "127.0.0.1:1", "ftp://a:1", "https://a:0", "http://a:1/v1", "http://a:1,", "http://a,http://A:80"),
                     "--backends-file": ("/no/such", "/tmp")},
             registering: {"--port": (-1, 65536), "--drain": (-1,), "--check-interval": (0, "nan", 86401), "--check-timeout": (0,), "--connect-timeout": (0,),
-                          "--first-byte-timeout": (-1,), "--cors-origin": ("x",), "--cert": ("x",)},
+                          "--first-byte-timeout": (-1,), "--cors-origin": ("x",), "--cert": ("x",), "--backend-ca": ("/no/such",)},
             run: {"-n": (-1, 0), "--ctx": (-1, 1, 1 << 40), "--temp": (-0.1, "nan"), "--top-p": (-0.1, 0, 1.1), "--top-k": (-1,),
                   "--min-p": (-0.1, 1.1), "--repetition-penalty": (-0.1, 0), "--presence-penalty": (-101, 101),
                   "--frequency-penalty": (-101, 101), "--logprobs": (-1, 513), "--seed": ("x",),
@@ -166,7 +166,7 @@ class Refusals(KeptOutput):
             serve: {"--simulate-routing": ("8", "", "/tmp", "balanced-ranks", "balanced-ranks:0", "balanced-ranks:x", "balanced-ranks:17", str(ROOT / "README.md")),
                     "--max-batch": (0, 1 << 20), "--chunk": (0, 1 << 20), "--kv-tokens": (-1, 5), "--kv-fraction": (0, 1),
                     "--balance-window": (-1, 100001, "x", 0.5), "--drain": (-1,), "--cors-origin": ("chat.example", "", "https://", "https://chat.example/"),
-                    "--port": (-1, 65536), "--proxy-url": ("router:80", "https://router", "http://router/x"), "--node-url": ("http://a:1",)},
+                    "--port": (-1, 65536), "--proxy-url": ("router:80", "ftp://router", "https://router/x"), "--proxy-ca": ("x",), "--node-url": ("http://a:1",)},
             ("plan", "v2-lite", "--machine", "home-32x4090", "--servers"): {"--request-rate": (-1, 1e7, "nan"), "--slo-gap": (-1, 1e7, "nan"),
                                                                               "--standbys": (1,)},
             ("plan", "r1", "--machine", "office-4090-3x256gb"): {"--standbys": (2, 3, 4)},

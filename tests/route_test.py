@@ -9,16 +9,21 @@ import os
 import pathlib
 import queue
 import random
+import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 from running_router import END, MODELS, STREAM, Backend, Router, WithRouter, chunk, event, until, whole
 from running_server import ANSWER, ROOT, TANDEM, TINY, Server, chat
+
+CERTIFICATE, KEY = ROOT / "tests" / "tls" / "localhost.crt", ROOT / "tests" / "tls" / "localhost.key"
 
 
 def hang_up(client, head, body):
@@ -395,9 +400,7 @@ class Administration(WithRouter):
 
     def test_https_for_clients(self):
         backend = Backend(lambda client, head, body: client.sendall(STREAM + event("a") + event("b") + chunk("data: [DONE]\n\n") + END))
-        files = ROOT / "tests" / "tls"
-        router = self.router("--cert", str(files / "localhost.crt"), "--key", str(files / "localhost.key"), backends=(backend,),
-                             certificate=files / "localhost.crt").wait_up(backend)
+        router = self.router("--cert", str(CERTIFICATE), "--key", str(KEY), backends=(backend,), certificate=CERTIFICATE).wait_up(backend)
         self.assertEqual([e["choices"][0]["text"] for e in router.events("/v1/completions", {"stream": True})], ["a", "b"])
 
     def test_nodes_as_lmdeploy_has_them(self):
@@ -429,6 +432,84 @@ class Administration(WithRouter):
                                     check=False, timeout=30)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn("cannot listen", result.stderr)
+
+
+class HttpsToBackends(WithRouter):
+    def backend(self, *answer, host="127.0.0.1"):
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(CERTIFICATE, KEY)
+        backend = Backend(*answer, tls=tls, host=host)
+        self.addCleanup(backend.stop)
+        return backend
+
+    def test_requests_and_streams(self):
+        def answer(client, head, body):
+            if b"stream" in body:
+                client.sendall(STREAM + event("a"))
+                time.sleep(0.05)
+                client.sendall(event("b") + chunk("data: [DONE]\n\n") + END)
+            else:
+                client.sendall(whole({"length": len(body)}))
+        backend = self.backend(answer)
+        router = self.router("--backend-ca", str(CERTIFICATE), backends=(backend,)).wait_up(backend)
+        long = {"prompt": "a" * 1_000_000}
+        for _ in range(3):
+            self.assertEqual(router.ok("/v1/completions", long)["length"], len(json.dumps(long)))
+            self.assertEqual([e["choices"][0]["text"] for e in router.events("/v1/completions", {"stream": True})], ["a", "b"])
+        self.assertEqual((backend.n_connections, router.number("backend_failures_total", backend)), (1, 0))
+        self.assertIn(f"Host: 127.0.0.1:{backend.port}", backend.requests[-1][0])
+
+    def test_only_trusted_backends_get_requests(self):
+        backend, of_other_name, plain = self.backend(), self.backend(host="127.0.0.2"), Backend()
+        self.addCleanup(plain.stop)
+
+        def says(router, of, words):
+            until(lambda: re.search(words, router.state(of)["error"] or ""), words)
+        untrusting = self.router(backends=(backend,))
+        says(untrusting, backend, "its certificate is not trusted for 127.0.0.1: self")
+        self.assertEqual(untrusting.post("/v1/completions", {"prompt": "a"})[0], 503)
+        by_name, no_tls = f"https://localhost:{backend.port}", f"https://localhost:{plain.port}"
+        router = self.router("--backend-ca", str(CERTIFICATE), backends=(by_name, of_other_name, no_tls)).wait_up(by_name)
+        says(router, of_other_name, "not trusted for 127.0.0.2: ")
+        says(router, no_tls, "time limit exceeded")  # it waits for the end of a head
+        for _ in range(3):
+            self.assertEqual(router.post("/v1/completions", {"prompt": "a"})[0], 200)
+        self.assertEqual((len(backend.requests), len(of_other_name.requests), len(plain.requests)), (3, 0, 0))
+
+    def test_an_answer_that_ends_without_notice_is_not_whole(self):
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\ndata: {}\n\n"
+
+        def with_notice(client, _, body):
+            client.sendall(head)
+            client.unwrap()
+            return False
+
+        def without(client, _, body):
+            client.sendall(head)
+            return False
+        for answer, ends in ((with_notice, False), (without, True)):
+            backend = self.backend(answer)
+            router = self.router("--backend-ca", str(CERTIFICATE), backends=(backend,)).wait_up(backend)
+            text = router.request("POST", "/v1/completions", json.dumps({"stream": True}))[2]
+            self.assertEqual(b"backend_failed" in text, ends, text)
+
+    def test_bad_authorities(self):
+        for file, words in (("/nowhere.crt", "/nowhere.crt"), (KEY, "PEM")):
+            for command in (["route", "--accept-registration", "--backend-ca", str(file)], ["serve", "--proxy-url", "https://a", "--proxy-ca", str(file)]):
+                result = subprocess.run([TANDEM, *command], capture_output=True, text=True, check=False, timeout=30)
+                self.assertEqual((result.returncode, result.stderr.count("error:")), (2, 1), result.stderr)
+                self.assertIn(words, result.stderr)
+
+    def test_servers_register_over_https(self):
+        files = ("--cert", str(CERTIFICATE), "--key", str(KEY))
+        router = self.router(*files, "--accept-registration", "--backend-ca", str(CERTIFICATE), certificate=CERTIFICATE)
+        server = Server(*files, "--threads", "1", "--proxy-url", router.url, "--proxy-ca", str(CERTIFICATE), certificate=CERTIFICATE).wait_ready()
+        url = f"https://127.0.0.1:{server.port}"
+        router.wait_up(url)
+        request = {"prompt": "a", "max_tokens": 3, "temperature": 0}
+        self.assertEqual(router.ok("/v1/completions", request)["choices"], server.ok("/v1/completions", request)["choices"])
+        self.assertEqual(server.stop(), 0)
+        self.assertEqual(router.get("/nodes/status")[1], {})
 
 
 class RealServers(unittest.TestCase):

@@ -45,17 +45,18 @@ def event(text):
 
 
 class Backend:
-    """Answers checks, and calls `answer(socket, head, body)` for every other request. When that returns False the connection ends."""
+    """Answers checks, and calls `answer(socket, head, body)` for every other request. When that returns False the connection ends. `tls`:
+    a context of a server with a certificate for localhost and 127.0.0.1."""
 
-    def __init__(self, answer=lambda client, head, body: client.sendall(whole({"ok": True})), models=MODELS, port=0):
-        self.answer, self.models, self.healthy = answer, models, True
+    def __init__(self, answer=lambda client, head, body: client.sendall(whole({"ok": True})), models=MODELS, port=0, tls=None, host="127.0.0.1"):
+        self.answer, self.models, self.healthy, self.tls = answer, models, True, tls
         self.requests, self.clients, self.n_connections = [], set(), 0
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listener.bind(("127.0.0.1", port))
+        self.listener.bind((host, port))
         self.listener.listen(256)
         self.port = self.listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if tls else 'http'}://{host}:{self.port}"
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -67,9 +68,12 @@ class Backend:
             self.clients.add(client)
             threading.Thread(target=self.serve, args=(client,), daemon=True).start()
 
-    def serve(self, client):
+    def serve(self, accepted):
+        client = accepted
         data, used = b"", False
         try:
+            if self.tls:
+                client = self.tls.wrap_socket(client, server_side=True)
             while True:
                 while b"\r\n\r\n" not in data:
                     piece = client.recv(65536)
@@ -96,7 +100,7 @@ class Backend:
         except OSError:
             pass
         finally:
-            self.clients.discard(client)
+            self.clients.discard(accepted)
             try:
                 client.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -131,7 +135,7 @@ class Router(Server):
         if not listening:
             raise AssertionError(line + self.process.stderr.read())
         self.port = int(listening[1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"https://localhost:{self.port}" if certificate else f"http://127.0.0.1:{self.port}"
         self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
         self.reader.start()
 

@@ -37,6 +37,7 @@ int route_command(const Options& options) {
                  .backend_api_key = r.backend_api_key,
                  .cors_origins = r.cors_origins,
                  .backends_file = r.backends_file,
+                 .backend_ca = r.backend_ca,
                  .accepts_registration = r.accepts_registration,
                  .check_interval = HttpClient::Seconds(r.check_interval),
                  .check_most = HttpClient::Seconds(r.check_timeout),
@@ -62,8 +63,9 @@ void add_route(CLI::App& app, Options& options, Command& command) {
       "  tandem route --backends-file backends.txt --host 0.0.0.0 --api-key SECRET\n"
       "  tandem route --accept-registration     and tandem serve .. --proxy-url http://HOST:8000");
   route->callback([&command] { command = route_command; });
-  route->add_option("--backends", r.backends,
-                    "addresses of the servers, separated by commas: http://HOST:PORT,..");
+  route->add_option(
+      "--backends", r.backends,
+      "addresses of the servers, separated by commas: http://HOST:PORT,https://HOST:PORT,..");
   route->add_option("--backends-file", r.backends_file,
                     "file with an address a line, which is read again when it changes");
   route->add_flag("--accept-registration", r.accepts_registration,
@@ -72,6 +74,9 @@ void add_route(CLI::App& app, Options& options, Command& command) {
   add_listen_options(*route, r);
   route->add_option("--backend-api-key", r.backend_api_key,
                     "key of the backends; without it they get what clients send");
+  route->add_option("--backend-ca", r.backend_ca,
+                    "PEM file with the authority, or the certificate, of backends with https; "
+                    "without it, what this system trusts");
   add_value(*route, "--check-interval", r.check_interval, "seconds between checks of a backend");
   add_value(*route, "--check-timeout", r.check_timeout, "seconds for a backend to answer a check");
   add_value(*route, "--connect-timeout", r.connect_timeout, "seconds to connect to a backend");

@@ -51,11 +51,10 @@ void require_sane(const ServeOptions& s) {
   for (const std::string& address : s.prefill) require_tcp_address(address);
   s.kv_secret.read();
   require(s.prefill_from >= 1, "--prefill-from {}: must be 1 or more", s.prefill_from);
-  require(s.proxy_url.empty() || s.certificate.empty(),
-          "--proxy-url {} and --cert: routers forward plain HTTP: leave one of them out",
-          s.proxy_url);
   require(!s.proxy_url.empty() || s.node_url.empty(),
           "--node-url {}: needs --proxy-url, the router that gets it", s.node_url);
+  require(!s.proxy_url.empty() || s.proxy_ca.empty(),
+          "--proxy-ca {}: needs --proxy-url, the router that it belongs to", s.proxy_ca);
 }
 
 ModelOptions model_options(const Options& options) {
@@ -152,15 +151,19 @@ Roles start_roles(const Options& options) {
 // Null without --proxy-url.
 std::unique_ptr<Registration> registration_of(const ServeOptions& s, bool quiet) {
   if (s.proxy_url.empty()) return nullptr;
+  const bool https = !s.certificate.empty();
+  const std::string scheme = https ? "https://" : "http://";
   std::string url;
   if (!s.node_url.empty()) {
     url = parse_http_address(s.node_url, "--node-url").url();
   } else if (s.host != "0.0.0.0" && s.host != "::") {
-    url = s.host.find(':') == std::string::npos ? "http://" + s.host : "http://[" + s.host + "]";
+    url = scheme + (s.host.find(':') == std::string::npos ? s.host : "[" + s.host + "]");
   }
   return std::make_unique<Registration>(
       Registration::Options{.router = parse_http_address(s.proxy_url, "--proxy-url"),
                             .url = url,
+                            .https = https,
+                            .router_ca = s.proxy_ca,
                             .adds_port = s.node_url.empty(),
                             .api_key = s.proxy_api_key.empty() ? s.api_key : s.proxy_api_key,
                             .log = noter(quiet)});
@@ -252,13 +255,16 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   serve.add_option("--served-model-name", s.served_model_name,
                    "model name for clients; without it, MODEL as given");
   serve.add_option("--proxy-url", s.proxy_url,
-                   "router, http://HOST:PORT, at which this server registers when it is ready: "
-                   "`tandem route --accept-registration`");
+                   "router, http://HOST:PORT or https://HOST:PORT, at which this server registers "
+                   "when it is ready: `tandem route --accept-registration`");
   serve.add_option("--node-url", s.node_url,
                    "address under which that router reaches this server; without it, from --host "
                    "and --port");
   serve.add_option("--proxy-api-key", s.proxy_api_key,
                    "key of that router; without it, that of --api-key");
+  serve.add_option("--proxy-ca", s.proxy_ca,
+                   "PEM file with the authority, or the certificate, of a router with https; "
+                   "without it, what this system trusts");
   // The second names are lmdeploy's.
   add_value(serve, "--max-batch,--max-batch-size", s.max_batch,
             "maximum number of sequences per step; others wait");

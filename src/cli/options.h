@@ -68,6 +68,7 @@ struct ServeOptions : ListenOptions {
   std::string served_model_name;    // empty: the model as given
   std::string proxy_url, node_url;  // of a router, and of this server there; empty: none
   std::string proxy_api_key;        // empty: api_key
+  std::string proxy_ca;             // PEM file; empty: what this system trusts
   int max_batch = 256;              // concurrent sequences
   int chunk = 512;                  // tokens per step
   int64_t kv_tokens = 0;            // for all sequences; 0: set by kv_fraction
@@ -99,6 +100,7 @@ struct RouteOptions : ListenOptions {
   std::string backends_file;  // with an address a line
   bool accepts_registration = false;
   std::string backend_api_key;  // empty: backends get what clients send
+  std::string backend_ca;       // PEM file; empty: what this system trusts
   double check_interval = 1, check_timeout = 2, connect_timeout = 5;  // seconds
   double first_byte_timeout = 0;                                      // 0: none
 };

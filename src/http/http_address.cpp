@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-constexpr std::string_view kScheme = "http://";
+constexpr std::string_view kScheme = "http://", kTlsScheme = "https://";
 
 bool is_host_character(char c) {
   constexpr std::string_view kOthers = "-._:%";
@@ -29,13 +29,13 @@ std::string lower(std::string_view text) {
 
 HttpAddress parse_http_address(std::string_view url, std::string_view what) {
   const std::string shown_url = shown(url);
-  require(!lower(url).starts_with("https://"),
-          "{} {}: https is not supported between servers: use http://HOST:PORT", what, shown_url);
-  require(lower(url.substr(0, kScheme.size())) == kScheme, "{} {}: must be http://HOST:PORT", what,
-          shown_url);
-  std::string_view rest = url.substr(kScheme.size());
-  if (rest.ends_with('/')) rest.remove_suffix(1);
   HttpAddress address;
+  address.tls = lower(url.substr(0, kTlsScheme.size())) == kTlsScheme;
+  require(address.tls || lower(url.substr(0, kScheme.size())) == kScheme,
+          "{} {}: must be http://HOST:PORT or https://HOST:PORT", what, shown_url);
+  if (address.tls) address.port = 443;
+  std::string_view rest = url.substr(address.tls ? kTlsScheme.size() : kScheme.size());
+  if (rest.ends_with('/')) rest.remove_suffix(1);
   std::string_view port;
   bool has_port = false;
   const bool in_brackets = rest.starts_with('[');

@@ -5,6 +5,8 @@
 
 #include <array>
 #include <boost/asio/connect.hpp>
+#include <boost/asio/ssl/error.hpp>
+#include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/asio/write.hpp>
 
 #include "core/check.h"
@@ -20,12 +22,8 @@ using boost::system::error_code;
 constexpr size_t kMaxUnparsedBytes = 64 << 10;
 constexpr size_t kReceiveBytes = 32 << 10;
 constexpr size_t kMaxReplyBytes = 1 << 20;  // of ask()
-constexpr auto kNoDeadline = asio::steady_timer::time_point::max();
 
 }  // namespace
-
-HttpClient::HttpClient(const asio::any_io_executor& executor)
-    : socket_(executor), resolver_(executor), timer_(executor, kNoDeadline) {}
 
 HttpClient::Task<std::string> HttpClient::connect(const HttpAddress& address) {
   error_code error;
@@ -41,13 +39,34 @@ HttpClient::Task<std::string> HttpClient::connect(const HttpAddress& address) {
   if (!error && closed_) error = asio::error::operation_aborted;
   if (error) co_return text_of(error);
   socket_.set_option(tcp::no_delay(true), error);
+  if (address.tls) co_return co_await shake_hands(address);
   co_return "";
+}
+
+HttpClient::Task<std::string> HttpClient::shake_hands(const HttpAddress& address) {
+  tls_.emplace(socket_, trust_);
+  tls_->set_verify_callback(asio::ssl::host_name_verification(address.host));
+  error_code error;
+  asio::ip::make_address(address.host, error);
+  const bool is_name = error.failed();
+  if (is_name) SSL_set_tlsext_host_name(tls_->native_handle(), address.host.c_str());
+  co_await tls_->async_handshake(asio::ssl::stream_base::client, into(error));
+  if (!error && closed_) error = asio::error::operation_aborted;
+  const long why = SSL_get_verify_result(tls_->native_handle());
+  if (error && !timed_out_ && why != X509_V_OK)
+    co_return fmt::format("its certificate is not trusted for {}: {}", address.host,
+                          X509_verify_cert_error_string(why));
+  co_return text_of(error);
 }
 
 HttpClient::Task<std::string> HttpClient::send(const std::string& head, const std::string& body) {
   error_code error;
   const std::array<asio::const_buffer, 2> bytes = {asio::buffer(head), asio::buffer(body)};
-  co_await asio::async_write(socket_, bytes, into(error));
+  if (tls_) {
+    co_await asio::async_write(*tls_, bytes, into(error));
+  } else {
+    co_await asio::async_write(socket_, bytes, into(error));
+  }
   last_sent_ = std::chrono::steady_clock::now();
   co_return text_of(error);
 }
@@ -63,8 +82,14 @@ HttpClient::Task<std::string> HttpClient::receive(ResponseReader& reader) {
     require(n_free > 0, "the answer is not valid HTTP: a line is longer than {} bytes",
             kMaxUnparsedBytes);
     error_code error;
-    buffer_.commit(co_await socket_.async_read_some(
-        buffer_.prepare(std::min(n_free, kReceiveBytes)), into(error)));
+    const auto room = buffer_.prepare(std::min(n_free, kReceiveBytes));
+    size_t n_received = 0;
+    if (tls_) {
+      n_received = co_await tls_->async_read_some(room, into(error));
+    } else {
+      n_received = co_await socket_.async_read_some(room, into(error));
+    }
+    buffer_.commit(n_received);
     if (!error) last_received_ = std::chrono::steady_clock::now();
     if (error == asio::error::eof && reader.has_head()) {
       reader.end_of_input();
@@ -78,7 +103,8 @@ HttpClient::Task<std::string> HttpClient::receive(ResponseReader& reader) {
 std::string HttpClient::text_of(const error_code& error) const {
   if (!error) return "";
   if (timed_out_) return "time limit exceeded";
-  if (error == asio::error::eof) return "connection closed";
+  if (error == asio::error::eof || error == asio::ssl::error::stream_truncated)
+    return "connection closed";
   return error.message();
 }
 
@@ -127,9 +153,10 @@ std::string HttpClient::local_host() const {
   return endpoint.address().is_v6() ? "[" + text + "]" : text;
 }
 
-asio::awaitable<ServerAnswer> ask(asio::any_io_executor executor, HttpAddress address,
-                                  HttpQuestion question, HttpClient::Seconds most) {
-  const auto client = std::make_shared<HttpClient>(executor);
+asio::awaitable<ServerAnswer> ask(asio::any_io_executor executor, asio::ssl::context& trust,
+                                  HttpAddress address, HttpQuestion question,
+                                  HttpClient::Seconds most) {
+  const auto client = std::make_shared<HttpClient>(executor, trust);
   client->set_deadline(most);
   ServerAnswer reply;
   try {

@@ -6,6 +6,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "http/http_address.h"
@@ -22,8 +23,11 @@ class HttpClient : public std::enable_shared_from_this<HttpClient> {
   using Task = boost::asio::awaitable<T>;
   using Seconds = std::chrono::duration<double>;
 
-  explicit HttpClient(const boost::asio::any_io_executor& executor);
+  // `trust`: of trusting_context(), for addresses with https.
+  HttpClient(const boost::asio::any_io_executor& executor, boost::asio::ssl::context& trust)
+      : trust_(trust), socket_(executor), resolver_(executor), timer_(executor, kNoDeadline) {}
 
+  // With https the server's certificate must name the address's host.
   Task<std::string> connect(const HttpAddress& address);
   Task<std::string> send(const std::string& head, const std::string& body);
   // Reads until there is more of the response: its head, bytes of its body or its end. Throws Error
@@ -46,10 +50,15 @@ class HttpClient : public std::enable_shared_from_this<HttpClient> {
   std::string local_host() const;
 
  private:
+  static constexpr auto kNoDeadline = boost::asio::steady_timer::time_point::max();
+
+  Task<std::string> shake_hands(const HttpAddress& address);
   std::string text_of(const boost::system::error_code& error) const;
   void watch_deadline();
 
+  boost::asio::ssl::context& trust_;
   boost::asio::ip::tcp::socket socket_;
+  std::optional<boost::asio::ssl::stream<boost::asio::ip::tcp::socket&>> tls_;
   boost::asio::ip::tcp::resolver resolver_;
   boost::asio::steady_timer timer_;
   boost::beast::flat_buffer buffer_;  // received bytes that are not parsed yet
@@ -70,8 +79,10 @@ struct ServerAnswer {
   std::string local_host = {};  // the IP address of this side of the connection
 };
 
-// Sends a request on a new connection and reads the whole response, of at most 1 MiB.
-boost::asio::awaitable<ServerAnswer> ask(boost::asio::any_io_executor executor, HttpAddress address,
+// Sends a request on a new connection and reads the whole response, of at most 1 MiB. `trust` as in
+// HttpClient.
+boost::asio::awaitable<ServerAnswer> ask(boost::asio::any_io_executor executor,
+                                         boost::asio::ssl::context& trust, HttpAddress address,
                                          HttpQuestion question, HttpClient::Seconds most);
 
 }  // namespace tandem

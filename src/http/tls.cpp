@@ -40,6 +40,23 @@ ssl::context tls_context(const std::string& certificate, const std::string& key)
   return context;
 }
 
+ssl::context trusting_context(const std::string& file, const std::string& option) {
+  ssl::context context(ssl::context::tls_client);
+  boost::system::error_code error;
+  context.set_options(ssl::context::default_workarounds | ssl::context::no_tlsv1 |
+                      ssl::context::no_tlsv1_1);
+  context.set_verify_mode(ssl::verify_peer);
+  if (file.empty()) {
+    context.set_default_verify_paths(error);
+    return context;
+  }
+  context.add_certificate_authority(asio::buffer(read_text_file(file, kMaxPemBytes)), error);
+  require(!error,
+          "{} {}: {}; a PEM file with the certificate of an authority, or of the server, is needed",
+          option, file, error.message());
+  return context;
+}
+
 ClientStream::ClientStream(Socket socket, ssl::context* tls) : socket_(std::move(socket)) {
   Error ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);

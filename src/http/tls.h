@@ -1,4 +1,5 @@
-// TLS certificates, and the byte stream of one client: a TCP socket, or TLS over one.
+// TLS certificates of servers and what their clients trust, and the byte stream of one client: a
+// TCP socket, or TLS over one.
 #pragma once
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
@@ -15,6 +16,10 @@ namespace tandem {
 // A context for TLS 1.2 or newer with the certificate chain and the private key of two PEM files.
 // Throws Error naming the file.
 boost::asio::ssl::context tls_context(const std::string& certificate, const std::string& key);
+// A context for clients, TLS 1.2 or newer, that trusts the certificates of a PEM file, and those
+// that they have signed; of an empty name, what this system trusts. Throws Error, which begins with
+// `option`.
+boost::asio::ssl::context trusting_context(const std::string& file, const std::string& option);
 
 // A completion token of coroutines that stores the error instead of throwing it.
 inline auto into(boost::system::error_code& error) {

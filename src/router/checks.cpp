@@ -44,14 +44,14 @@ Checks::Task<void> Checks::check(const asio::any_io_executor& executor, Backend&
   HttpQuestion question;
   question.target = "/health";
   std::erase_if(backend.idle, [](const auto& kept) { return !kept->can_be_reused(); });
-  ServerAnswer reply = co_await ask(executor, backend.address, question, options_.most);
+  ServerAnswer reply = co_await ask(executor, trust_, backend.address, question, options_.most);
   std::string why = reply.error;
   if (reply.status != 0 && reply.status != 200)
     why = fmt::format("GET /health: status {}: {}", reply.status, shown(reply.body));
   if (reply.status == 200 && asks_for_models) {
     question.target = "/v1/models";
     if (!options_.api_key.empty()) question.authorization = "Bearer " + options_.api_key;
-    reply = co_await ask(executor, backend.address, question, options_.most);
+    reply = co_await ask(executor, trust_, backend.address, question, options_.most);
     why = reply.error;
     if (reply.status != 0 && reply.status != 200)
       why = fmt::format("GET /v1/models: status {}: {}", reply.status, shown(reply.body));

@@ -13,8 +13,10 @@ class Checks {
     std::function<void(const std::string&)> log = [](const std::string&) {};
   };
 
-  // The pool outlives the object, and the object all coroutines of the executor.
-  Checks(BackendPool& pool, Options options) : pool_(pool), options_(std::move(options)) {}
+  // `trust` as in HttpClient. It and the pool outlive the object, and the object all coroutines of
+  // the executor.
+  Checks(BackendPool& pool, boost::asio::ssl::context& trust, Options options)
+      : pool_(pool), trust_(trust), options_(std::move(options)) {}
 
   // Checks the backend until it is removed from the pool.
   void start(const boost::asio::any_io_executor& executor, const BackendPool::Pointer& backend);
@@ -34,6 +36,7 @@ class Checks {
   void close_silent(Backend& backend) const;
 
   BackendPool& pool_;
+  boost::asio::ssl::context& trust_;
   const Options options_;
 };
 

@@ -233,7 +233,7 @@ Forwarding::Task<AttemptEnd> Forwarding::try_backend(Attempt& attempt, AnswerWri
                          !attempt.connection->has_received();
   if (!attempt.reused || was_stale) {
     attempt.reused = false;
-    attempt.connection = std::make_shared<HttpClient>(context_.executor);
+    attempt.connection = std::make_shared<HttpClient>(context_.executor, context_.trust);
     end = co_await exchange(attempt, client);
   }
   if (end == AttemptEnd::kFailed) {

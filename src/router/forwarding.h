@@ -27,6 +27,7 @@ std::string forwarded_fields(const std::vector<HttpField>& fields,
 struct ForwardContext {
   boost::asio::any_io_executor executor = {};
   BackendPool& pool;
+  boost::asio::ssl::context& trust;  // as in HttpClient
   std::string backend_api_key = {};  // replaces the clients' Authorization; empty: theirs is sent
   bool replaces_cors = false;        // answers get the router's CORS headers
   HttpClient::Seconds connect_most{5}, send_most{30};

@@ -108,12 +108,15 @@ std::span<const Router::Own> Router::own_paths() {
 
 Router::Router(Options options, const std::vector<HttpAddress>& backends)
     : options_(std::move(options)),
-      checks_(pool_, {.interval = options_.check_interval,
-                      .most = options_.check_most,
-                      .api_key = options_.backend_api_key.empty() ? options_.api_key
-                                                                  : options_.backend_api_key,
-                      .log = options_.log}),
+      trust_(trusting_context(options_.backend_ca, "--backend-ca")),
+      checks_(pool_, trust_,
+              {.interval = options_.check_interval,
+               .most = options_.check_most,
+               .api_key =
+                   options_.backend_api_key.empty() ? options_.api_key : options_.backend_api_key,
+               .log = options_.log}),
       context_{.pool = pool_,
+               .trust = trust_,
                .backend_api_key = options_.backend_api_key,
                .replaces_cors = !options_.cors_origins.empty(),
                .connect_most = options_.connect_most,

@@ -17,6 +17,7 @@ class Router final : public RequestHandler {
     std::string backend_api_key = {};            // of the backends; empty: clients' and api_key
     std::vector<std::string> cors_origins = {};  // empty: the backends decide
     std::string backends_file = {};              // is read again when it changes; empty: none
+    std::string backend_ca = {};                 // of trusting_context(), for https
     bool accepts_registration = false;           // by POST /nodes/add
     HttpClient::Seconds check_interval{1}, check_most{2}, connect_most{5};
     HttpClient::Seconds first_byte_most{0};  // 0: no limit
@@ -62,6 +63,7 @@ class Router final : public RequestHandler {
 
   const Options options_;
   BackendPool pool_;
+  boost::asio::ssl::context trust_;  // of HttpClient
   Checks checks_;
   ForwardContext context_;
   std::map<int, int64_t> responses_;  // HTTP status: count

@@ -55,7 +55,7 @@ asio::awaitable<void> Registration::register_again_and_again() {
   }
   if (!registered_) co_return;
   const HttpQuestion goodbye = question("/nodes/remove?node_url=" + url_, "");
-  co_await ask(io_.get_executor(), options_.router, goodbye, options_.most);
+  co_await ask(io_.get_executor(), trust_, options_.router, goodbye, options_.most);
 }
 
 // The address of this end of a connection to the router is one that the router reaches.
@@ -63,11 +63,11 @@ asio::awaitable<void> Registration::find_url() {
   HttpQuestion about_health;
   about_health.target = "/health";
   const ServerAnswer reply =
-      co_await ask(io_.get_executor(), options_.router, about_health, options_.most);
+      co_await ask(io_.get_executor(), trust_, options_.router, about_health, options_.most);
   if (reply.local_host.empty()) {
     report(fmt::format("not registered at {} yet: {}", options_.router.url(), reply.error));
   } else {
-    set_url("http://" + reply.local_host);
+    set_url((options_.https ? "https://" : "http://") + reply.local_host);
   }
 }
 
@@ -78,7 +78,7 @@ void Registration::set_url(const std::string& url) {
 asio::awaitable<void> Registration::add() {
   const HttpQuestion asked = question("/nodes/add", dump_json({{"url", url_}}));
   const ServerAnswer reply =
-      co_await ask(io_.get_executor(), options_.router, asked, options_.most);
+      co_await ask(io_.get_executor(), trust_, options_.router, asked, options_.most);
   registered_ = registered_ || reply.status == 200;
   if (reply.status == 200) {
     report(fmt::format("registered at {} as {}", options_.router.url(), url_));

@@ -17,15 +17,18 @@ class Registration {
  public:
   struct Options {
     HttpAddress router;
-    std::string url;        // under which the router reaches this server; empty: http:// and the IP
-                            // address of the connection to the router
-    bool adds_port = true;  // that of set_port(), to the URL
-    std::string api_key = {};  // of the router; empty: none
+    std::string url;     // under which the router reaches this server; empty: the IP address of
+                         // the connection to the router
+    bool https = false;  // of such a URL
+    std::string router_ca = {};  // of trusting_context(), for a router's https
+    bool adds_port = true;       // that of set_port(), to the URL
+    std::string api_key = {};    // of the router; empty: none
     std::function<void(const std::string&)> log = [](const std::string&) {};
     HttpClient::Seconds period{2}, most{2};  // from one call to the next, and for each
   };
 
-  explicit Registration(Options options) : options_(std::move(options)) {}
+  explicit Registration(Options options)
+      : options_(std::move(options)), trust_(trusting_context(options_.router_ca, "--proxy-ca")) {}
   ~Registration() { stop(); }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
@@ -48,6 +51,7 @@ class Registration {
   HttpQuestion question(const std::string& target, const std::string& body) const;
 
   const Options options_;
+  boost::asio::ssl::context trust_;
   int port_ = 0;
   boost::asio::io_context io_{1};
   boost::asio::steady_timer pause_{io_};
