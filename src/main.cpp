@@ -51,7 +51,8 @@ void add_model_options(CLI::App& command, Options& o) {
                   "with FP8 weights is twice as fast on compute capability 8.9 and 12.0, at some "
                   "loss of accuracy");
   command.add_option("--placement", o.model.placement,
-                     "placement file written by `tandem plan --out`");
+                     "placement file written by `tandem plan --out`; one with workers needs "
+                     "--workers too");
   command.add_option("--cache", o.model.cache,
                      "folder of the packed cache; without it, $XDG_CACHE_HOME/tandem or "
                      "~/.cache/tandem is read, and only `tandem pack` writes there");
@@ -140,7 +141,8 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
       "--statistics", p.statistics,
       "JSON file of expert frequencies (run --record-routing): the most frequent go to GPUs");
   plan->add_option("--placement", p.placement, "predict the speed of the placement in this file");
-  plan->add_option("--out", p.out, "write the placement to this file");
+  plan->add_option("--out", p.out,
+                   "write the placement to this file, which the commands for workers then name");
   plan->add_option("--plot", p.plot, "draw memory and a layer's time into this SVG file");
   plan->add_flag("--batch-table", p.batch_table,
                  "tokens per expert, arithmetic intensity and what takes the time, for steps of 1 "

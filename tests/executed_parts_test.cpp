@@ -142,12 +142,13 @@ TEST_F(OnRanks, ReplicasOfExpertsAreOnAllTheirOwners) {
   }
 }
 
+// One rank has no replicas: the host without the backbone is a worker, which then has them alone.
 TEST_F(OnTheCpu, ReplicasNeedRanks) {
-  planned_.machine.hosts = 2;
-  planned_.machine.network = {10e9, 5e-6};
   group()["owners"] = {"host0.cpu", "host1.cpu"};
-  EXPECT_TRUE(says(refusal(), "host1.cpu: this program runs experts on host0.cpu only"))
-      << refusal();
+  const Elsewhere elsewhere = parts().experts.elsewhere();
+  EXPECT_FALSE(elsewhere.backbone);
+  for (int l = 0; l < 61; ++l)
+    EXPECT_EQ(elsewhere.experts[l], std::vector<bool>(l < 3 ? 0 : 256, true)) << l;
 }
 
 TEST_F(OnRanks, StagesHaveTheirLayersAndExperts) {
@@ -292,7 +293,7 @@ TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {
                      layers()[1]["groups"][1]["experts"] = "17-255";
                      layers()[1]["groups"][1]["owners"] = {"host1.cpu"};
                    }),
-                   "layer 41: expert 17 is on host1.cpu"));
+                   "layer 3: expert 17 is on host0.cpu, and in other layers on host1.cpu"));
   EXPECT_TRUE(
       says(after([&] { text_["backbone"]["stages"][0]["devices"] = {"host0.gpu0"}; }),
            "layers 0-60 of the backbone are on host0.gpu0: this program runs them on host0.cpu"));

@@ -3,6 +3,7 @@ what is refused.
 
     python3 tests/gpu_workers_test.py PATH_OF_TANDEM_WITH_THE_EMULATED_GPU
 """
+import json
 import os
 import subprocess
 import tempfile
@@ -78,6 +79,40 @@ class GpuWorkers(unittest.TestCase):
                          r"with the same --device, .*\n\Z")
         for worker in workers:
             worker.stop()
+
+    def test_a_placement_gives_each_device_its_experts(self):
+        def groups(**experts_of):
+            names = {"gpu": "host0.gpu0", "cpu": "host0.cpu", "gpu_worker": "host1.gpu0", "cpu_worker": "host2.cpu"}
+            return [{"experts": experts, "format": "fp8", "owners": [names[name]]} for name, experts in experts_of.items()]
+
+        placed = {"backbone": {"format": "fp8", "stages": [{"layers": "0-2", "devices": ["host0.gpu0"]}]},
+                  "embedding": {"on": "backbone"}, "head": {"on": "backbone", "replicated": True}, "kv": {"tokens": 4096, "type": "bf16"},
+                  "experts": {"layers": [
+                      {"layers": "1-1", "groups": groups(gpu="0-2", cpu="3-5", gpu_worker="6-10", cpu_worker="11-15")},
+                      {"layers": "2-2", "groups": groups(gpu="2,6,11", cpu="0-1,3-5", gpu_worker="7-10", cpu_worker="12-15")}]},
+                  "prefill": {"chunk_tokens": 512, "stream_from_tokens": 0}, "micro_batches": 2}
+        alone = Server("--threads", "1").wait_ready()
+        want = text_of(alone, QUESTION)
+        self.assertEqual(alone.stop(), 0)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(placed, file)
+            file.flush()
+            workers = []
+            for host, says in (("host1", "experts 6-10 on emulated GPU\n"), ("host2", "experts 11-15 in memory\n")):
+                worker = Worker(None, arguments=("--placement", file.name, "--host", host), errors=tempfile.TemporaryFile("w+"))
+                self.addCleanup(worker.errors.close)
+                worker.errors.seek(0)
+                self.assertIn(says, worker.errors.read())
+                workers.append(worker)
+            server = server_of(workers, "--placement", file.name, "--device", "cuda", "--draft", "off", "--ctx", "4096")
+            layers = server.get("/experts")[1]["layers"]
+            self.assertEqual([layer["gpu"] for layer in layers], [[0, 1, 2], [2, 6, 11]])
+            for line in ("experts 0-5: this process", f"experts 6-10: {workers[0].address} (GPU)", f"experts 11-15: {workers[1].address}"):
+                self.assertIn(line, "".join(server.lines))
+            self.assertEqual(text_of(server, QUESTION), want)
+            self.assertEqual(server.stop(), 0)
+            for worker in workers:
+                worker.stop()
 
     def test_what_is_refused(self):
         for arguments, env, why in (((TINY, "--device", "cuda"), {"TANDEM_GPU_MEMORY": "0"}, "no NVIDIA GPU can be used"),

@@ -232,7 +232,8 @@ TEST(WorkerModels, RefuseWorkersThatDoNotFit) {
   EXPECT_TRUE(says(with({small.address()}, nothing), "takes 4 rows: start it with --chunk"));
   EXPECT_TRUE(says(with({"127.0.0.1:1"}, nothing), "does not answer: Connection refused"));
   EXPECT_TRUE(says(with({"nonsense"}, nothing), "an address is HOST:PORT"));
-  EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.placement = "none.json"; }), "--placement"));
+  EXPECT_TRUE(
+      says(with({a}, [](ModelOptions& o) { o.placement = "none.json"; }), "cannot open none.json"));
   EXPECT_TRUE(says(with({a}, [](ModelOptions& o) { o.workers.secret.file = "/none"; }),
                    "/none: cannot be read"));
 }

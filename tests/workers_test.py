@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,7 +29,8 @@ QUESTIONS = [f"What is {17 * i + 3} + {401 - 9 * i}?" for i in range(12)]
 
 class Worker:
     def __init__(self, experts="auto", model=TINY, arguments=(), errors=subprocess.DEVNULL, **env):
-        self.command = [TANDEM, "worker", model, "--experts", experts, "--threads", "1", *arguments]
+        chosen = ["--experts", experts] if experts else []  # else the arguments name a placement
+        self.command = [TANDEM, "worker", model, *chosen, "--threads", "1", *arguments]
         self.address, self.errors = "127.0.0.1:0", errors
         self.start(**env)
 
@@ -313,7 +315,28 @@ class ComeAndGo(unittest.TestCase):
         self.assertEqual(third.stop(), 0)
 
 
-class Commands(unittest.TestCase):
+def machine_with_workers():
+    """A host, and two others for experts, whose own network is too slow for a pipeline."""
+    def host(**more):
+        return {"cpu": "cpu", "isa": "avx2", "sockets": 1, "numa_nodes": 1, "cores": 8, "memory_bytes": 8 * 10**9,
+                "read_bytes_per_second": {"one_thread": 5e8, "all": 4e9},
+                "peak_ops_per_second": {"fp32": 4e10, "bf16": None, "int8": None}, **more}
+
+    fast, slow = {"bytes_per_second": 1e11, "latency_seconds": 1e-9}, {"bytes_per_second": 1e6, "latency_seconds": 1}
+    return {"name": "small", "request_seconds": 1e-9, "network": fast,
+            "kinds": [host(kind="front", hosts=1, network=fast), host(kind="box", hosts=2, network=slow)]}
+
+
+def arguments_of(command, *without):
+    """The host, the verb and the arguments of a command that `tandem plan` prints, without some options and their values."""
+    host, _, line = command.partition(": ")
+    words = shlex.split(line)
+    assert words[0] == "tandem", command
+    kept = [word for before, word in zip(words[2:], words[3:]) if word not in without and before not in without]
+    return host, words[1], kept
+
+
+class Program(unittest.TestCase):
     def run_tandem(self, *arguments, status=0):
         done = subprocess.run([TANDEM, *arguments], capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, status, done.stderr)
@@ -325,6 +348,130 @@ class Commands(unittest.TestCase):
         self.assertTrue(error.strip().split("\n")[-1].startswith("error: "), error)
         return error
 
+
+class Placed(Program):
+    """Workers and a backbone that are started by the commands of `tandem plan --out`."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.machine, self.placement = f"{folder.name}/machine.json", f"{folder.name}/placement.json"
+        with open(self.machine, "w", encoding="utf-8") as out:
+            json.dump(machine_with_workers(), out)
+        plan = ["plan", TINY, "--machine", self.machine, "--ctx", "4096", "--json"]
+        report = json.loads(self.run_tandem(*plan, "--out", self.placement).stdout)
+        with open(self.placement, encoding="utf-8") as file:
+            self.placed = json.load(file)
+        self.assertEqual(self.placed, report["placement"])
+        self.commands = report["commands"]
+        self.explicit = json.loads(self.run_tandem(*plan).stdout)["commands"]
+        self.groups = {group["owners"][0]: group["experts"] for group in self.placed["experts"]["layers"][0]["groups"]}
+        self.assertEqual(list(self.groups), ["host0.cpu", "host1.cpu", "host2.cpu"])
+        self.same = ["run", TINY, "-p", QUESTION, "--temp", "0", "--threads", "1"]
+
+    def write(self, edit):
+        placed = json.loads(json.dumps(self.placed))
+        edit(placed)
+        with open(self.placement, "w", encoding="utf-8") as out:
+            json.dump(placed, out)
+
+    def workers(self, commands):
+        """Those that the commands start, with what they say."""
+        started = []
+        for command in commands:
+            host, verb, arguments = arguments_of(command, "--listen", "--worker-secret")
+            self.assertEqual(verb, "worker")
+            worker = Worker(None, arguments=arguments, errors=tempfile.TemporaryFile("w+"))
+            self.addCleanup(worker.errors.close)
+            self.addCleanup(worker.stop)
+            worker.errors.seek(0)
+            self.assertIn(f"experts {self.groups[host + '.cpu']} in memory\n", worker.errors.read())
+            started.append(worker)
+        return started
+
+    def test_answers_are_those_of_one_process(self):
+        want = self.run_tandem(*self.same, "-q").stdout
+        for commands in (self.commands, self.explicit):
+            workers = self.workers(commands[:-1])
+            _, verb, arguments = arguments_of(commands[-1], "--workers", "--worker-secret", TINY)
+            self.assertEqual(verb, "serve")
+            self.assertEqual("--placement" in arguments, commands is self.commands)
+            addresses = ",".join(worker.address for worker in workers)
+            done = self.run_tandem(*self.same, *arguments, "--workers", addresses)
+            self.assertEqual(done.stdout, want)
+            for experts, owner in zip(self.groups.values(), ["this process", *addresses.split(",")]):
+                self.assertIn(f"experts {experts}: {owner}\n", done.stderr)
+            server = Server(*arguments, "--workers", addresses, "--threads", "1").wait_ready()
+            self.assertEqual(text_of(server, QUESTION), ANSWER)
+            self.assertEqual([metric_of(server, "experts", worker) for worker in workers], [5, 5])
+            self.assertEqual(server.stop(), 0)
+
+    def test_a_list_of_workers_in_a_file(self):
+        workers = self.workers(self.commands[:-1])
+        with tempfile.NamedTemporaryFile("w") as listed:
+            listed.write("".join(f"{worker.address}\n" for worker in workers))
+            listed.flush()
+            more = ["-q", "--placement", self.placement, "--workers-file", listed.name]
+            self.assertEqual(self.run_tandem(*self.same, *more).stdout, self.run_tandem(*self.same, "-q").stdout)
+
+    def test_the_format_and_the_rows_are_the_placements(self):
+        def edit(placed):
+            placed["prefill"]["chunk_tokens"] = 700
+            for group in placed["experts"]["layers"][0]["groups"]:
+                group["format"] = "int8"
+
+        self.write(edit)
+        workers = self.workers(self.commands[:-1])
+        placed = ["-q", "--placement", self.placement, "--workers", ",".join(worker.address for worker in workers)]
+        self.assertEqual(self.run_tandem(*self.same, *placed).stdout, self.run_tandem(*self.same, "-q", "--experts", "int8").stdout)
+        with_fp8 = Worker(self.groups["host1.cpu"], arguments=("--chunk", "700"))
+        self.assertRegex(self.refused(*self.same, *placed[:-1], f"{placed[-1]},{with_fp8.address}"),
+                         r"would compute different sums \(\"kernels \w+, experts int8, .*\" and \"kernels \w+, experts as stored")
+        with_fp8.stop()
+
+    def test_what_a_backbone_refuses(self):
+        worker, other = self.workers(self.commands[:-1])
+        placed = [*self.same, "-q", "--placement", self.placement]
+        self.assertEqual(self.refused(*placed),
+                         f"error: {self.placement} has experts on workers (host1.cpu, host2.cpu): start `tandem worker --placement "
+                         f"{self.placement}` there, and name their addresses with --workers\n")
+        self.assertEqual(self.refused(*placed, "--workers", worker.address),
+                         f"error: placement: experts {self.groups['host2.cpu']} are on host2.cpu, and no worker of --workers has them: start it "
+                         "there with `tandem worker --placement`, and name its address too\n")
+        every = Worker()
+        self.assertEqual(self.refused(*placed, "--workers", every.address),
+                         f"error: placement: experts {self.groups['host0.cpu']} are on the backbone's host, and workers of --workers have them too: "
+                         "start these with `tandem worker --placement`, or leave them out\n")
+        every.stop()
+        both = ["--workers", f"{worker.address},{other.address}"]
+
+        def on_two_devices(placed):
+            placed["backbone"]["stages"][0].update({"devices": ["host0.cpu", "host3.cpu"], "tp": 2})
+
+        def alone(placed):
+            for group in placed["experts"]["layers"][0]["groups"]:
+                group["owners"] = ["host0.cpu"]
+
+        for edit, said in ((on_two_devices, "with workers this program runs the backbone on one device"), (alone, f"--workers: {self.placement} has no experts on workers")):
+            self.write(edit)
+            with self.subTest(said):
+                self.assertIn(said, self.refused(*placed, *both))
+
+    def test_what_a_worker_refuses(self):
+        placed = ["worker", TINY, "--listen", "127.0.0.1:0", "--placement", self.placement]
+        self.assertIn("the placement has the workers host1.cpu, host2.cpu: name one of them with --host", self.refused(*placed))
+        self.assertIn("--host host0: the placement has the workers host1.cpu, host2.cpu", self.refused(*placed, "--host", "host0"))
+        for option, value in (("--experts", "auto"), ("--device", "cpu"), ("--format", "fp8")):
+            self.assertEqual(self.refused(*placed, "--host", "host1", option, value),
+                             f"error: --placement {self.placement} and {option} {value}: the placement says it: leave one of them out\n")
+        self.assertIn("--host host1: it names a worker of --placement", self.refused("worker", TINY, "--host", "host1"))
+        self.assertIn("cannot open", self.refused("worker", TINY, "--host", "host1", "--placement", "/none"))
+        self.assertIn("layer 1: expert", self.refused("worker", OTHER_MODEL, "--host", "host1", "--placement", self.placement))
+        self.write(lambda placed: placed["backbone"]["stages"][0].update({"devices": ["host0.cpu", "host3.cpu"], "tp": 2}))
+        self.assertIn("with workers this program runs the backbone on one device", self.refused(*placed, "--host", "host1"))
+
+
+class Commands(Program):
     def test_run_and_logits_with_a_secret(self):
         with tempfile.TemporaryDirectory() as folder:
             key, other = f"{folder}/key", f"{folder}/other"

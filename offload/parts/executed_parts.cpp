@@ -6,13 +6,12 @@
 #include "core/check.h"
 #include "core/rounding.h"
 #include "model/cost.h"
+#include "offload/parts/placed_workers.h"
 
 namespace tandem {
 namespace {
 
-constexpr DeviceId kCpu{}, kGpu{0, 0};
-
-void require_here(const Machine& machine, const Placement& p, PlacedRank rank);
+void require_here(const Machine& machine, const Placement& p, PlacedRank rank, int first = 0);
 void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank);
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
@@ -21,6 +20,8 @@ bool has(const ExpertGroup& group, DeviceId device);
 RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
                    const RanksOfExperts& ranks_of_expert);
+ExecutedParts parts_of_host(const ModelConfig& config, const Placement& p, PlacedRank rank);
+Elsewhere beside_workers(const ModelConfig& config, const Placement& own, DeviceId backbone);
 // The devices of all stages, one after the other: those of ranks 0, 1, ..
 std::vector<DeviceId> devices_of(const Placement& p) {
   std::vector<DeviceId> all;
@@ -37,8 +38,22 @@ const Stage& stage_of_layer(const Placement& p, int layer) {
 
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, const Placement& p,
                              PlacedRank rank) {
+  if (rank.n_ranks == 1 && !worker_devices(p).empty()) {
+    const Placement own = without_workers(p);
+    require_here(machine, own, rank, backbone_of(own, rank).host);
+    check_with_workers(config, p, &machine);
+    ExecutedParts parts = parts_of_host(config, own, rank);
+    parts.experts.keep_elsewhere(beside_workers(config, own, backbone_of(p, rank)));
+    return parts;
+  }
   require_here(machine, p, rank);
   check_placement(config, machine, p);
+  return parts_of_host(config, p, rank);
+}
+
+namespace {
+
+ExecutedParts parts_of_host(const ModelConfig& config, const Placement& p, PlacedRank rank) {
   require_executed(config, p, rank);
   const WeightFormat stored = stored_expert_format(config);
   std::vector<std::optional<WeightFormat>> formats(config.n_layers);
@@ -65,6 +80,8 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
   parts.experts.keep_elsewhere(beside_cpu(*parts.gpu));
   return parts;
 }
+
+}  // namespace
 
 int n_ranks_of(const Placement& p) {
   const std::vector<DeviceId> devices = devices_of(p);
@@ -132,25 +149,28 @@ GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts,
 namespace {
 
 // Runs before check_placement: a device that this program cannot use is refused as such, whether
-// the machine has it or not.
-void require_here(const Machine& machine, const Placement& p, PlacedRank rank) {
+// the machine has it or not. first: the host of rank 0.
+void require_here(const Machine& machine, const Placement& p, PlacedRank rank, int first) {
   const int n = rank.n_ranks;
   const int n_gpus = std::min(static_cast<int>(machine.gpus.size()), rank.n_of_host);  // of a host
   const int n_hosts = n_gpus > 0 ? std::max(n / rank.n_of_host, 1) : n;
-  const auto runs_on = [&](DeviceId d) { return d.host < n_hosts && d.gpu < n_gpus; };
+  const auto runs_on = [&](DeviceId d) {
+    return d.host >= first && d.host < first + n_hosts && d.gpu < n_gpus;
+  };
+  const DeviceId cpu = {first, -1}, gpu = {first, 0};
   const std::string known =
       n_gpus > 0 && n > 1
           ? fmt::format("the CPUs and the first {} GPUs of {} hosts", n_gpus, n_hosts)
-      : n_gpus > 0 ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu))
-      : n > 1      ? fmt::format("{} to {}, the CPUs of {} ranks,", device_name(kCpu),
+      : n_gpus > 0 ? fmt::format("{} and {}", device_name(cpu), device_name(gpu))
+      : n > 1      ? fmt::format("{} to {}, the CPUs of {} ranks,", device_name(cpu),
                                  device_name({n - 1, -1}), n)
-                   : device_name(kCpu);
+                   : device_name(cpu);
   for (const Stage& s : p.stages)
     for (const DeviceId d : s.devices)
       require(runs_on(d),
               "placement: layers {}-{} of the backbone are on {}: this program runs them on {} "
               "only{} (`tandem plan --placement` assesses other places)",
-              s.first, s.last, device_name(d), known, d == kGpu ? ", or with --device cuda" : "");
+              s.first, s.last, device_name(d), known, d == gpu ? ", or with --device cuda" : "");
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups)
       for (const DeviceId d : group.owners)
@@ -158,7 +178,7 @@ void require_here(const Machine& machine, const Placement& p, PlacedRank rank) {
                 "placement: layer {}: expert {} is on {}: this program runs experts on {} only{} "
                 "(`tandem plan --placement` assesses other places)",
                 l.first, group.experts.empty() ? 0 : group.experts.front(), device_name(d), known,
-                d == kGpu ? ", or with --device cuda" : "");
+                d == gpu ? ", or with --device cuda" : "");
 }
 
 void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank) {
@@ -296,6 +316,17 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
             format_name(group.format));
   }
   return first ? first->format : std::optional<WeightFormat>();
+}
+
+// Of a backbone's host, which has neither the experts of its GPU in memory nor those of workers.
+Elsewhere beside_workers(const ModelConfig& config, const Placement& own, DeviceId backbone) {
+  Elsewhere elsewhere = {.experts = by_expert(config, own,
+                                              [&](const ExpertGroup& group, int) {
+                                                return has(group, {backbone.host, -1});
+                                              }),
+                         .backbone = !backbone.is_cpu()};
+  for (std::vector<bool>& layer : elsewhere.experts) layer.flip();
+  return elsewhere;
 }
 
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,

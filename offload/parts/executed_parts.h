@@ -1,5 +1,6 @@
 // The part of a placement that the executor runs: everything on the CPUs of one host, the backbone
 // on its first GPU and experts on both, or everything divided among the CPUs of several hosts.
+// Where the placement has workers, it is what the host with the backbone has (placed_workers.h).
 #pragma once
 #include <optional>
 
@@ -54,8 +55,9 @@ struct PlacedRank {
 // not support, naming the layers or the layer and expert: GPUs that `machine` lacks or that are not
 // its first, experts on a GPU without the backbone, hosts without a rank, ranks without a host, a
 // backbone that is not on all ranks, stages of unlike grids, experts away from the backbone of
-// their layer, several formats among the experts that a host has of a layer. `machine` has a host
-// for each rank.
+// their layer, several formats among the experts that a host has of a layer, and what
+// check_with_workers() refuses. `machine` has a host for each rank; with workers it is the
+// host of the backbone.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 

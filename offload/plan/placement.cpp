@@ -99,6 +99,36 @@ std::vector<int> worker_hosts(const Placement& p) {
   return hosts;
 }
 
+WeightFormat worker_gpu_format(const ModelConfig& c) {
+  const WeightFormat stored = stored_expert_format(c);
+  return is_i4(stored.dtype) ? WeightFormat{DType::kBF16} : stored;
+}
+
+std::vector<int> hosts_of_kinds(const Machine& m) {
+  std::vector<int> hosts;
+  for (int kind = 0; m.n_kinds() > 1 && kind < m.n_kinds(); ++kind)
+    hosts.push_back(m.of_kind(kind).hosts);
+  return hosts;
+}
+
+std::vector<int> columns_of_host(const Placement& p, int host) {
+  const size_t n_kinds = p.numa_columns.size();
+  if (n_kinds < 2) return n_kinds == 0 ? std::vector<int>() : p.numa_columns[0];
+  require(p.hosts_of_kinds.size() == n_kinds,
+          "placement: numa_columns are of {} kinds of hosts, and hosts_of_kinds has {} numbers: "
+          "name how many hosts each kind has",
+          n_kinds, p.hosts_of_kinds.size());
+  int64_t end = 0;
+  for (size_t kind = 0; kind < n_kinds; ++kind) {
+    end += p.hosts_of_kinds[kind];
+    if (host < end) return p.numa_columns[kind];
+  }
+  fail(
+      "placement: host{} has a part of the model, and the kinds of hosts_of_kinds have {} hosts: "
+      "name how many each kind has",
+      host, end);
+}
+
 const LayerExperts* experts_of_layer(const Placement& p, int layer) {
   for (const LayerExperts& l : p.layers)
     if (l.first <= layer && layer <= l.last) return &l;

@@ -62,6 +62,7 @@ struct Placement {
   // Columns of every CPU expert's intermediate dimension on each NUMA node of a host, for each kind
   // of hosts. Empty, in all or for a kind: not sliced.
   NumaColumns numa_columns;
+  std::vector<int> hosts_of_kinds;  // how many each kind has; empty: there is one kind
   // Every device has memory for experts that come to it while a server answers.
   bool room_to_move = false;
   int prefill_chunk_tokens = 512;
@@ -100,6 +101,14 @@ bool has_backbone(const Placement& placement, int host);
 // The workers: devices with experts on hosts without a part of the backbone, ascending.
 std::vector<DeviceId> worker_devices(const Placement& placement);
 std::vector<int> worker_hosts(const Placement& placement);  // their hosts, ascending
+// The format of experts on a worker's GPU: as stored, or BF16 where they are packed.
+WeightFormat worker_gpu_format(const ModelConfig& config);
+
+// Placement::hosts_of_kinds of this machine.
+std::vector<int> hosts_of_kinds(const Machine& machine);
+// Placement::numa_columns of a host. Throws Error where the placement has columns for several kinds
+// of hosts and does not say which host is of which.
+std::vector<int> columns_of_host(const Placement& placement, int host);
 
 // The entry of a layer; null if it has no experts.
 const LayerExperts* experts_of_layer(const Placement& placement, int layer);

@@ -42,6 +42,7 @@ Json placement_to_json(const Placement& p) {
   Json experts = {{"layers", layers}};
   if (p.numa_columns.size() == 1) experts["numa_columns"] = p.numa_columns[0];
   if (p.numa_columns.size() > 1) experts["numa_columns"] = p.numa_columns;
+  if (!p.hosts_of_kinds.empty()) experts["hosts_of_kinds"] = p.hosts_of_kinds;
   if (p.room_to_move) experts["room_to_move"] = true;
   return {
       {"model", p.model},
@@ -212,6 +213,12 @@ NumaColumns read_numa_columns(JsonFields& fields) {
 void read_experts(JsonFields fields, Placement& p) {
   const auto& layers = fields.list("layers", kMaxLayers);
   if (fields.has("numa_columns")) p.numa_columns = read_numa_columns(fields);
+  if (fields.has("hosts_of_kinds"))
+    for (const auto& n : fields.list("hosts_of_kinds", kMaxDevices)) {
+      if (!n.is_number_integer() || n.get<double>() < 1 || n.get<double>() > kMaxDevices)
+        fields.refuse("hosts_of_kinds", "expected the number of hosts of each kind");
+      p.hosts_of_kinds.push_back(n.get<int>());
+    }
   if (fields.has("room_to_move")) p.room_to_move = fields.boolean("room_to_move");
   fields.refuse_others();
   for (size_t i = 0; i < layers.size(); ++i)

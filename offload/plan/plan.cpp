@@ -86,6 +86,7 @@ PlannedPlacement plan_placement(const PlanRequest& r) {
   if (!best.placement) refuse(r, best, formats);
   best.placement->model = r.model_name;
   best.placement->machine = r.machine.name;
+  best.placement->hosts_of_kinds = hosts_of_kinds(r.machine);
   const PlanInput in = {r.config, r.machine, best.workload, r.routing};
   try_all_placements(in, *best.placement);
   if (best.placement->micro_batches == 2)

@@ -29,6 +29,8 @@ struct PlanRequest {
   Workload workload;
   const RoutingStatistics& routing;
   int n_standbys = 0;  // hosts without experts that replace lost workers
+  // The file that will have the placement, which commands then name; empty: there is none.
+  std::string placement_file = {};
 };
 
 // The fastest placement that fits, with the widest expert format that fits. Throws Error when the

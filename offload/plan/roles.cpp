@@ -24,19 +24,6 @@ std::vector<int> hosts_of_backbone(const Machine& m, const Placement& p) {
   return hosts;
 }
 
-std::vector<WorkerRole> workers_of(const Placement& p) {
-  std::vector<WorkerRole> workers;
-  for (const DeviceId device : worker_devices(p)) {
-    std::set<int> experts;
-    for (const LayerExperts& l : p.layers)
-      for (const ExpertGroup& group : l.groups)
-        if (std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end())
-          experts.insert(group.experts.begin(), group.experts.end());
-    workers.push_back({device, {experts.begin(), experts.end()}});
-  }
-  return workers;
-}
-
 double decode_seconds(const PlanRequest& r, const Machine& machine, const Placement& p, int n) {
   Workload w = r.workload;
   w.concurrency = n;
@@ -87,6 +74,19 @@ void size_workers(const PlanRequest& r, const Placement& p, Roles& roles) {
 }
 
 }  // namespace
+
+std::vector<WorkerRole> workers_of(const Placement& p) {
+  std::vector<WorkerRole> workers;
+  for (const DeviceId device : worker_devices(p)) {
+    std::set<int> experts;
+    for (const LayerExperts& l : p.layers)
+      for (const ExpertGroup& group : l.groups)
+        if (std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end())
+          experts.insert(group.experts.begin(), group.experts.end());
+    workers.push_back({device, {experts.begin(), experts.end()}});
+  }
+  return workers;
+}
 
 std::string name_of_host(const Machine& m, int host) {
   const std::string& label = m.host(host).label;
@@ -153,19 +153,27 @@ std::string workers_in_words(const Machine& m, const std::vector<WorkerRole>& wo
   return text;
 }
 
-// What `tandem worker` and `tandem serve` do not do of the plan.
+// Why `tandem worker` and `tandem serve` refuse the placement.
 std::vector<std::string> not_executed(const PlanRequest& r, const Roles& roles,
                                       const Placement& p) {
   std::vector<std::string> words;
   const bool on_gpu = std::any_of(roles.workers.begin(), roles.workers.end(),
                                   [](const WorkerRole& w) { return !w.device.is_cpu(); });
-  const WeightFormat format = p.layers[0].groups[0].format, stored = stored_expert_format(r.config);
-  const WeightFormat on_gpus = is_i4(stored.dtype) ? WeightFormat{DType::kBF16} : stored;
-  if (on_gpu && format != on_gpus)
+  const WeightFormat format = p.layers[0].groups[0].format;
+  if (on_gpu && format != worker_gpu_format(r.config))
     words.push_back(
         fmt::format("not executed: a worker's GPU keeps experts as the checkpoint stores them, or "
                     "in bf16 where it packs them, and not in {}",
                     format_name(format)));
+  const DeviceId backbone = p.stages[0].devices[0];
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups)
+      if (words.empty() && !backbone.is_cpu() && group.owners[0] == backbone &&
+          group.format != stored_expert_format(r.config))
+        words.push_back(
+            fmt::format("not executed: the backbone's GPU keeps experts as the checkpoint stores "
+                        "them, and not in {}",
+                        format_name(group.format)));
   size_t n_devices = 0;
   for (const Stage& stage : p.stages) n_devices += stage.devices.size();
   if (n_devices > 1)
@@ -173,6 +181,26 @@ std::vector<std::string> not_executed(const PlanRequest& r, const Roles& roles,
         fmt::format("not executed: `tandem serve` has its backbone on one device beside workers, "
                     "not on {}; the command starts it on the first",
                     n_devices));
+  return words;
+}
+
+// What they leave out.
+std::vector<std::string> left_out(const Placement& p) {
+  std::vector<std::string> words;
+  std::set<int> doubled;
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups) {
+      const auto n = std::count_if(group.owners.begin(), group.owners.end(),
+                                   [&](DeviceId d) { return has_backbone(p, d.host); });
+      if (n > 0 && n < std::ssize(group.owners))
+        doubled.insert(group.experts.begin(), group.experts.end());
+    }
+  if (!doubled.empty())
+    words.push_back(fmt::format(
+        "left out: the backbone's host does not compute the {} experts that workers have too",
+        doubled.size()));
+  if (p.stream_from_tokens > 0)
+    words.push_back("left out: beside workers no experts are streamed to the backbone's GPU");
   return words;
 }
 
@@ -217,6 +245,7 @@ std::vector<std::string> roles_in_words(const PlanRequest& r, const Roles& roles
           : fmt::format("up to {} workers, experts take longer than round trips",
                         r.config.router.n_experts)));
   for (std::string& what : not_executed(r, roles, p)) words.push_back(std::move(what));
+  for (std::string& what : left_out(p)) words.push_back(std::move(what));
   return words;
 }
 
@@ -229,33 +258,53 @@ std::string chosen_gpu(const Machine& m, DeviceId d) {
              : fmt::format("CUDA_VISIBLE_DEVICES={} ", d.gpu);
 }
 
+// What a worker has: of the placement's file, or in numbers.
+std::string asked_of_worker(const PlanRequest& r, const Roles& roles, const WorkerRole& worker,
+                            const std::string& kept) {
+  const DeviceId d = worker.device;
+  if (r.placement_file.empty())  // a GPU keeps experts as they are stored
+    return fmt::format("{} --experts {}{}", d.is_cpu() ? "" : " --device cuda",
+                       ranges_text(worker.experts), d.is_cpu() ? kept : "");
+  const auto n = std::count_if(roles.workers.begin(), roles.workers.end(),
+                               [&](const WorkerRole& w) { return w.device.host == d.host; });
+  return fmt::format(" --placement {} --host {}", r.placement_file,
+                     n > 1 ? device_name(d) : fmt::format("host{}", d.host));
+}
+
+std::string asked_of_backbone(const PlanRequest& r, const Placement& p, WeightFormat format) {
+  const char* const device = p.stages[0].devices[0].is_cpu() ? " --device cpu" : " --device cuda";
+  if (!r.placement_file.empty()) return fmt::format("{} --placement {}", device, r.placement_file);
+  return device + (format == stored_expert_format(r.config)
+                       ? ""
+                       : fmt::format(" --experts {}", format_name(format)));
+}
+
 }  // namespace
 
-std::vector<std::string> commands_of(const PlanRequest& r, const Roles& roles, const Placement& p,
-                                     const std::vector<int>& standbys) {
+std::vector<std::string> commands_of(const PlanRequest& request, const Roles& roles,
+                                     const Placement& p, const std::vector<int>& standbys) {
   constexpr int kFirstPort = 9000;
+  PlanRequest r = request;
+  if (!not_executed(r, roles, p).empty()) r.placement_file.clear();
   const WeightFormat format = p.layers[0].groups[0].format;
   const std::string kept = format == stored_expert_format(r.config)
                                ? ""
                                : fmt::format(" --format {}", format_name(format));
   std::vector<std::string> commands, addresses;
   std::map<int, int> n_of_host;
-  const auto add = [&](DeviceId d, const std::string& experts) {
+  const auto add = [&](DeviceId d, const std::string& asked) {
     addresses.push_back(fmt::format("host{}:{}", d.host, kFirstPort + n_of_host[d.host]++));
-    // A GPU keeps experts as they are stored.
-    commands.push_back(fmt::format(
-        "host{}: {}tandem worker {}{} --experts {}{} --listen {} --worker-secret KEY", d.host,
-        chosen_gpu(r.machine, d), r.model_name, d.is_cpu() ? "" : " --device cuda", experts,
-        d.is_cpu() ? kept : "", addresses.back()));
+    commands.push_back(fmt::format("host{}: {}tandem worker {}{} --listen {} --worker-secret KEY",
+                                   d.host, chosen_gpu(r.machine, d), r.model_name, asked,
+                                   addresses.back()));
   };
-  for (const WorkerRole& worker : roles.workers) add(worker.device, ranges_text(worker.experts));
-  for (const int host : standbys) add({host, -1}, "standby");
-  const bool on_gpu = !p.stages[0].devices[0].is_cpu();
-  commands.push_back(fmt::format(
-      "host{}: tandem serve {} --workers {}{}{} --ctx {} --worker-secret KEY",
-      roles.backbone_hosts.front(), r.model_name, fmt::join(addresses, ","),
-      on_gpu ? " --device cuda" : " --device cpu",
-      kept.empty() ? "" : fmt::format(" --experts {}", format_name(format)), r.workload.context));
+  for (const WorkerRole& worker : roles.workers)
+    add(worker.device, asked_of_worker(r, roles, worker, kept));
+  for (const int host : standbys) add({host, -1}, " --experts standby" + kept);
+  commands.push_back(
+      fmt::format("host{}: tandem serve {} --workers {}{} --ctx {} --worker-secret KEY",
+                  roles.backbone_hosts.front(), r.model_name, fmt::join(addresses, ","),
+                  asked_of_backbone(r, p, format), r.workload.context));
   return commands;
 }
 
@@ -337,6 +386,7 @@ PlannedPlacement plan_with_standbys(const PlanRequest& r) {
     }
     plan.placement = with_hosts_between(std::move(plan.placement), first, n);
     plan.placement.machine = m.name;
+    plan.placement.hosts_of_kinds = hosts_of_kinds(m);
     NumaColumns& columns = plan.placement.numa_columns;
     if (!columns.empty() && std::ssize(columns) < m.n_kinds())
       columns.insert(columns.begin() + kind, std::vector<int>{});

@@ -15,6 +15,8 @@ struct WorkerRole {
   std::vector<int> experts;  // of any layer, ascending: a worker has the same ones of every layer
 };
 
+std::vector<WorkerRole> workers_of(const Placement& placement);  // by device
+
 struct Roles {
   std::vector<int> backbone_hosts;
   std::vector<WorkerRole> workers;  // by device
@@ -47,7 +49,9 @@ std::optional<Roles> roles_of(const PlanRequest& request, const Placement& place
 std::vector<std::string> roles_in_words(const PlanRequest& request, const Roles& roles,
                                         const Placement& placement, const Prediction& prediction);
 
-// How to start them: `tandem worker` for each worker and standby, then `tandem serve`.
+// How to start them: `tandem worker` for each worker and standby, then `tandem serve`. They name
+// the placement's file where there is one and tandem executes the placement, else experts and
+// formats.
 std::vector<std::string> commands_of(const PlanRequest& request, const Roles& roles,
                                      const Placement& placement, const std::vector<int>& standbys);
 

@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 
 #include "cli/command_options.h"
@@ -11,6 +13,8 @@
 #include "core/memory.h"
 #include "io/json.h"
 #include "loader/loaded_experts.h"
+#include "offload/parts/placed_workers.h"
+#include "offload/plan/placement_json.h"
 #include "transport/tcp.h"
 
 namespace tandem {
@@ -33,6 +37,38 @@ void print_now(std::FILE* to, const std::string& line) {
   std::fflush(to);
 }
 
+std::string name_of_this_host() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  const std::string whole = name.data();
+  return whole.substr(0, whole.find('.'));  // without the domain
+}
+
+// The experts, their format and the device that the placement gives to this worker.
+void place(const Options& options, LoadedExpertsOptions& out) {
+  const ExpertWorkerOptions& w = options.worker;
+  const Placement placement = placement_from_file(w.placement);
+  const PlacedWorker worker =
+      placed_worker(ModelConfig::from_directory(options.model.directory), placement,
+                    worker_called(placement, w.host, name_of_this_host()));
+  out.experts = ranges_text(worker.experts);
+  out.device = worker.device.is_cpu() ? DeviceChoice::kCpu : DeviceChoice::kCuda;
+  out.format = worker.format;
+  out.max_rows = std::max(out.max_rows, worker.max_rows);
+}
+
+// The placement says what these options say without it.
+void require_placed_alone(const CLI::App& worker, const ExpertWorkerOptions& w) {
+  require(!w.placement.empty() || w.host.empty(),
+          "--host {}: it names a worker of --placement: add that, or leave --host out", w.host);
+  for (const char* const option : {"--experts", "--device", "--format"}) {
+    const CLI::Option* const given = worker.get_option(option);
+    require(w.placement.empty() || given->count() == 0,
+            "--placement {} and {} {}: the placement says it: leave one of them out", w.placement,
+            option, given->count() == 0 ? "" : given->results().front());
+  }
+}
+
 }  // namespace
 
 int worker_command(const Options& options) {
@@ -47,19 +83,21 @@ int worker_command(const Options& options) {
                                    .secret = w.secret.read(),
                                    .is_asked_to_end = [] { return is_asked_to_end != 0; },
                                    .note = note});
-  LoadedExperts loaded({.directory = options.model.directory,
-                        .experts = w.experts,
-                        .device = options.model.device,
-                        .isa = options.model.isa,
-                        .n_threads = options.model.n_threads,
-                        .format = w.format,
-                        .max_rows = w.chunk,
-                        .draft = w.draft,
-                        .cache = options.model.cache,
-                        .cache_use = options.model.cache_use,
-                        .progress = load_progress(options.quiet),
-                        .write_progress = options.model.write_progress,
-                        .warn = options.model.warn});
+  LoadedExpertsOptions what = {.directory = options.model.directory,
+                               .experts = w.experts,
+                               .device = options.model.device,
+                               .isa = options.model.isa,
+                               .n_threads = options.model.n_threads,
+                               .format = w.format,
+                               .max_rows = w.chunk,
+                               .draft = w.draft,
+                               .cache = options.model.cache,
+                               .cache_use = options.model.cache_use,
+                               .progress = load_progress(options.quiet),
+                               .write_progress = options.model.write_progress,
+                               .warn = options.model.warn};
+  if (!w.placement.empty()) place(options, what);
+  LoadedExperts loaded(what);
   end_after_signals();
   if (const StandbyExperts* const standby = loaded.standby())
     note(fmt::format("standby: {} of {} experts fit the free memory, {:.2f} GB each",
@@ -80,12 +118,15 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
       "Examples:\n"
       "  tandem worker ./DeepSeek-R1 --experts 0-127 --listen 10.0.0.2:9000 --worker-secret key\n"
       "  tandem worker ./DeepSeek-R1 --experts 128-255 --listen 10.0.0.3:9000 --worker-secret key\n"
+      "  tandem worker ./DeepSeek-R1 --placement plan.json --host host2 --listen 10.0.0.3:9000 "
+      "--worker-secret key\n"
       "  tandem worker ./DeepSeek-R1 --experts standby --listen 10.0.0.4:9000 --worker-secret key\n"
       "  tandem serve ./DeepSeek-R1 --workers 10.0.0.2:9000,10.0.0.3:9000,10.0.0.4:9000 "
       "--worker-secret key\n"
       "After SIGTERM a worker tells its backbones, answers what it has, and ends.");
-  worker->callback([&options, &command] {
+  worker->callback([&options, &command, worker] {
     command = worker_command;
+    require_placed_alone(*worker, options.worker);
     if (options.model.directory.empty()) options.model.directory = embedded_model();
     require_folder(options.model.directory);
   });
@@ -95,6 +136,12 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
             "experts of every layer that it computes, such as 0-127 or 0-3,8-11; auto: all; "
             "standby: none at first, and those whose workers are lost once a backbone asks for "
             "them");
+  worker->add_option("--placement", w.placement,
+                     "placement file written by `tandem plan --out`, which says what this worker "
+                     "has, instead of --experts, --device and --format");
+  worker->add_option("--host", w.host,
+                     "which worker of the placement this is: host2, or host2.gpu1 where several "
+                     "are on a host; without it, the one on the host with this machine's name");
   add_value(*worker, "--listen", w.listen,
             "HOST:PORT to listen on, which is printed on standard output once the experts are "
             "loaded; port 0: any free port");

@@ -88,6 +88,7 @@ struct ServeOptions : ListenOptions {
 
 struct ExpertWorkerOptions {
   std::string experts = "auto";  // experts_from_text(), or "standby"
+  std::string placement, host;   // file, and which of its workers; empty: as `experts` says
   std::string listen = "127.0.0.1:9000";
   SecretOptions secret;
   std::optional<WeightFormat> format;

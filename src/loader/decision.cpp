@@ -7,6 +7,7 @@
 #include "loader/pack_weights.h"
 #include "loader/spare_experts.h"
 #include "offload/balance/hot_experts.h"
+#include "offload/parts/placed_workers.h"
 #include "offload/plan/placement_json.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"
@@ -87,6 +88,26 @@ std::vector<StageLayers> even_stages(int n_layers, int n_stages) {
   return stages;
 }
 
+// The workers of a placement, and no others, are connected.
+void require_workers_as_placed(const ModelOptions& options, const Subject& subject,
+                               const Placement& placement) {
+  std::string workers;
+  for (const DeviceId d : worker_devices(placement))
+    workers += (workers.empty() ? "" : ", ") + device_name(d);
+  if (subject.on_workers.empty()) {
+    require(workers.empty(),
+            "{} has experts on workers ({}): start `tandem worker --placement {}` there, and name "
+            "their addresses with --workers",
+            options.placement, workers, options.placement);
+    return;
+  }
+  require(!workers.empty(), "--workers: {} has no experts on workers: leave one of them out",
+          options.placement);
+  const auto layer = std::find_if(subject.on_workers.begin(), subject.on_workers.end(),
+                                  [](const std::vector<bool>& of) { return !of.empty(); });
+  require_workers_have(placement, *layer);
+}
+
 std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
                                           bool with_gpu) {
   if (options.placement.empty()) return {};
@@ -94,8 +115,10 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       !options.experts,
       "both --placement and --experts {}: the placement sets the format of experts; leave one out",
       options.experts ? format_name(*options.experts) : "");
-  ExecutedParts parts = executed_parts(subject.config, machine_of(subject, with_gpu),
-                                       placement_from_file(options.placement), subject.rank);
+  const Placement placement = placement_from_file(options.placement);
+  ExecutedParts parts =
+      executed_parts(subject.config, machine_of(subject, with_gpu), placement, subject.rank);
+  if (subject.rank.n_ranks == 1) require_workers_as_placed(options, subject, placement);
   if (subject.rank.n_ranks > 1 && !parts.gpu)
     parts.experts.keep_elsewhere(on_other_ranks(subject, parts));
   require(options.n_replicas == 0 || options.n_replicas == parts.grid.n_replicas,

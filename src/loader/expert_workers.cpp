@@ -66,8 +66,6 @@ void require_useful_standbys(const AskedWorkers& asked, int n_layers, int max_to
 }  // namespace
 
 void require_runs_with_workers(const ModelOptions& options) {
-  require(options.placement.empty(),
-          "--placement: the workers say which experts they have: leave it or --workers out");
   require(!options.moves_experts,
           "--hot-experts live, --rebalance: experts do not move to and from workers: leave it or "
           "--workers out");

@@ -97,8 +97,8 @@ ExpertsLayout layout(const LoadedExpertsOptions& options, const ServedSubject& s
     ExpertsLayout asked(options.format);
     asked.keep_elsewhere(elsewhere);
     fail(
-        "the experts of --experts {} need {:.1f} GB of memory{} and this machine has {:.1f} GB: "
-        "name fewer of them, or use --format int4",
+        "experts {} need {:.1f} GB of memory{} and this machine has {:.1f} GB: let it have fewer, "
+        "or keep them in int4",
         options.experts, host.bytes(asked) * 1e-9, as_format(options), memory * 1e-9);
   }
 }
