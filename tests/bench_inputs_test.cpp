@@ -289,7 +289,8 @@ TEST(RandomWeights, AreThePublishedGenerators) {
   }
 }
 
-TEST(RandomWeights, Fp8HasScalesAndNoNan) {
+// A trained matrix has few codes with an exponent of 0, which some kernels widen more slowly.
+TEST(RandomWeights, Fp8HasScalesAndCodesOfATrainedMatrix) {
   const ModelConfig config = small_r1();
   RandomTensor random({{DType::kF8E4M3}, {DType::kBF16}}, config);
   const QuantView w = random.stored({"w", 0, -1, WeightUse::kDense, 129, 400});
@@ -304,7 +305,20 @@ TEST(RandomWeights, Fp8HasScalesAndNoNan) {
   EXPECT_TRUE(std::equal(row.begin(), row.end(), codes.begin() + 3 * 400));
   EXPECT_EQ(std::count(codes.begin(), codes.end(), 0x7f), 0);
   EXPECT_EQ(std::count(codes.begin(), codes.end(), 0xff), 0);
-  EXPECT_EQ(std::set<uint8_t>(codes.begin(), codes.end()).size(), 254u) << "every other code";
+  double sum = 0, squares = 0;
+  for (const uint8_t code : codes) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const double size =
+        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+    sum += code & 0x80 ? -size : size;
+    squares += size * size;
+  }
+  const auto n = static_cast<double>(codes.size());
+  EXPECT_NEAR(sum / n, 0, 3);
+  EXPECT_NEAR(std::sqrt(squares / n), 100, 3);
+  EXPECT_LT(std::count_if(codes.begin(), codes.end(), [](uint8_t c) { return (c & 0x78) == 0; }),
+            20)
+      << "of 16,000";
 
   for (const auto& [use, value] :
        {std::pair(WeightUse::kNorm, 1.f), {WeightUse::kRouterBias, 0.f}}) {

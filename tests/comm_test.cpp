@@ -450,18 +450,19 @@ TEST(Launcher, GetsTheCommandAndTheSignals) {
   EXPECT_EQ(error("rank 1 fails; rank 0 dies;"), "") << "the launcher ends it then";
   EXPECT_EQ(error("rank 1 dies; kill -TERM $TANDEM_STARTER; trap '' TERM; sleep 0.2;"), "");
   // A launcher that stays when its ranks have gone is killed, not before.
-  const auto end_of_hanging = [&](const std::string& ranks) {
+  // Its patience is longer than a program takes to start after another one has ended.
+  const auto end_of_hanging = [&](const std::string& ranks, int seconds) {
     folder.write("mpirun", "#!/bin/sh\n" + rank + ranks + "sleep 60\n");
     std::filesystem::permissions(folder.file("mpirun"), std::filesystem::perms::owner_all);
     const EndOfRanks end = run_ranks({.launcher = folder.file("mpirun"),
                                       .n = 3,
                                       .command = {"program"},
-                                      .launcher_patience = std::chrono::milliseconds(800)});
+                                      .launcher_patience = std::chrono::seconds(seconds)});
     return std::pair(end.status, end.error.substr(0, 6));
   };
-  EXPECT_EQ(end_of_hanging("rank 0 ends & rank 1 ends; wait;"), std::pair(0, std::string()));
-  EXPECT_EQ(end_of_hanging("rank 0 ends; rank 1 fails;"), std::pair(1, std::string()));
-  EXPECT_EQ(end_of_hanging("rank 0 ends; rank 2 dies;"), std::pair(1, std::string("rank 2")));
+  EXPECT_EQ(end_of_hanging("rank 0 ends & rank 1 ends; wait;", 1), std::pair(0, std::string()));
+  EXPECT_EQ(end_of_hanging("rank 0 ends; rank 1 fails;", 5), std::pair(1, std::string()));
+  EXPECT_EQ(end_of_hanging("rank 0 ends; rank 2 dies;", 5), std::pair(1, std::string("rank 2")));
   EXPECT_TRUE(says(error_of([&] {
                      run_ranks({.launcher = folder.file("none"), .n = 2, .command = {"program"}});
                    }),

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "offload/gpu/cuda_routing_recorder.h"
 #include "tests/error_of.h"
 #include "tests/hybrid_layers.h"
 
@@ -321,20 +322,26 @@ TEST_F(HybridSteps, NobodyIsAskedAfterAFailure) {
     }
 }
 
-// A micro-batch of a step of few tokens may be empty.
+// A micro-batch of a step of few tokens may be empty, also of one whose routing is counted.
 TEST_F(HybridSteps, MicroBatchesWithoutTokens) {
   interposed_->elsewhere = true;
+  CudaRoutingRecorder recorder(random_.config, kTokens, stream_);
+  hybrid_->observe(&recorder);
   MicroBatches step = {{part(0, kTokens), part(kTokens, 0), part(kTokens, 0)}, 3};
   for (int i = 0; i < step.n; ++i) step.at[i].micro_batch = i;
   start();
   const TensorView nothing = {nullptr, 0, dim_, dim_};
-  for (int i = 1; i < step.n; ++i) {
-    const Ticket ticket = hybrid_->submit(
-        {.layer = 1, .x = nothing, .routing = {}, .first_row = kTokens, .micro_batch = i});
-    EXPECT_FALSE(hybrid_->waits(ticket));
-    hybrid_->add_to(ticket, nothing);
-  }
-  const gpu::Graph graph = stream_.capture([&] { enqueue(1); });
+  const Routing nowhere = {{nullptr, 0, kActive, kActive, DType::kI32},
+                           {nullptr, 0, kActive, kActive}};
+  const gpu::Graph graph = stream_.capture([&] {
+    for (int i = 1; i < step.n; ++i) {
+      const Ticket ticket = hybrid_->submit(
+          {.layer = 1, .x = nothing, .routing = nowhere, .first_row = kTokens, .micro_batch = i});
+      EXPECT_FALSE(hybrid_->waits(ticket));
+      hybrid_->add_to(ticket, nothing);
+    }
+    enqueue(1);
+  });
   stream_.replay(graph);
   hybrid_->follow(all_layers(), step);
   expect_sum();

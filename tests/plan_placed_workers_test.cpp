@@ -171,6 +171,53 @@ TEST(PlacedWorkers, CommandsDoNotNameWhatIsRefused) {
   EXPECT_NE(value_of(plan.commands[0], "--experts"), "");
 }
 
+// Also where an edited placement is refused for its experts, and steps have more rows than
+// standbys take by default.
+TEST(PlacedWorkers, CommandsOfEditedPlacements) {
+  Workload w;
+  w.concurrency = 4;
+  const Planned planned("r1", known_machine("office-4090-3x256gb"), w);
+  PlanRequest request = planned.request;
+  request.placement_file = "p.json";
+  request.why_not_run = [&](const Placement& p) { return why_not_run(planned.config, p); };
+  request.n_standbys = 1;
+  const Plan plan = tandem::plan(request);
+  EXPECT_EQ(why_not_run(planned.config, plan.placement), "");
+  EXPECT_EQ(value_of(plan.commands.back(), "--placement"), "p.json");
+  bool any = false;
+  for (const std::string& command : plan.commands) {
+    if (value_of(command, "--experts") != "standby") continue;
+    EXPECT_EQ(value_of(command, "--chunk"), std::to_string(plan.placement.prefill_chunk_tokens));
+    any = true;
+  }
+  EXPECT_TRUE(any);
+
+  Placement edited = plan.placement;
+  LayerExperts last = edited.layers.back();
+  edited.layers.back().last = 40;
+  last.first = 41;
+  const auto is_on_worker = [&](const ExpertGroup& group) {
+    return !group.experts.empty() && !has_backbone(edited, group.owners[0].host);
+  };
+  const auto from = std::find_if(last.groups.begin(), last.groups.end(), is_on_worker);
+  ASSERT_NE(from, last.groups.end());
+  const auto to = std::find_if(last.groups.begin(), last.groups.end(), [&](const auto& group) {
+    return is_on_worker(group) && group.owners != from->owners;
+  });
+  ASSERT_NE(to, last.groups.end());
+  to->experts.push_back(from->experts.back());
+  std::sort(to->experts.begin(), to->experts.end());
+  from->experts.pop_back();
+  edited.layers.push_back(last);
+  request.n_standbys = 0;
+  const Plan assessed = assess(request, edited);
+  const auto says_why = [](const std::string& reason) {
+    return says(reason, "not executed: ") && says(reason, "the same experts of every layer");
+  };
+  EXPECT_TRUE(std::any_of(assessed.reasons.begin(), assessed.reasons.end(), says_why));
+  EXPECT_EQ(value_of(assessed.commands.back(), "--placement"), "");
+}
+
 // R1: the backbone's GPU has experts 0-1 of the first layers, its CPU the next ones, and three
 // workers the others.
 class OneBackbone : public ::testing::Test {

@@ -110,6 +110,7 @@ std::string addresses(const std::vector<HttpAddress>& list) {
 TEST(BackendList, IsReadFromAnOptionAndAFile) {
   EXPECT_EQ(addresses(parse_backends("http://127.0.0.1:8001, HTTP://Name.example/,http://[::1]:5")),
             "http://127.0.0.1:8001 http://name.example:80 http://[::1]:5 ");
+  EXPECT_EQ(addresses(parse_backends("https://a:1,HTTPS://B/")), "https://a:1 https://b:443 ");
   EXPECT_EQ(addresses(parse_backends_file("# all\n\n http://a:1 # first\r\nhttp://b:2", "f")),
             "http://a:1 http://b:2 ");
   EXPECT_EQ(addresses(parse_backends_file("", "f")), "");
@@ -119,11 +120,12 @@ TEST(BackendList, SaysWhatIsWrong) {
   const auto error = [](const std::string& list) {
     return error_of([&] { parse_backends(list); });
   };
-  EXPECT_EQ(error("127.0.0.1:8001"), "--backends \"127.0.0.1:8001\": must be http://HOST:PORT");
-  EXPECT_EQ(error("http://a:1,"), "--backends \"\": must be http://HOST:PORT");
-  EXPECT_EQ(error("https://a:1"),
-            "--backends \"https://a:1\": https is not supported between servers: use "
-            "http://HOST:PORT");
+  EXPECT_EQ(error("127.0.0.1:8001"),
+            "--backends \"127.0.0.1:8001\": must be http://HOST:PORT or https://HOST:PORT");
+  EXPECT_EQ(error("http://a:1,"), "--backends \"\": must be http://HOST:PORT or https://HOST:PORT");
+  EXPECT_EQ(error("ftp://a:1"),
+            "--backends \"ftp://a:1\": must be http://HOST:PORT or https://HOST:PORT");
+  EXPECT_EQ(error("http://a:1,https://a:1"), "--backends https://a:1: is there twice");
   EXPECT_EQ(error("http://a:1,http://A:1"), "--backends http://a:1: is there twice");
   for (const char* bad : {"http://", "http://:80", "http://a/path", "http://u@a", "http://a b",
                           "http://[::1", "http://[::1]x", "http://::1", "http://[]:1"})
@@ -132,7 +134,7 @@ TEST(BackendList, SaysWhatIsWrong) {
                           "http://a:99999999999", "http://a:80/v1"})
     EXPECT_TRUE(says(error(bad), "port must be between 1 and 65535")) << error(bad);
   EXPECT_EQ(error_of([] { parse_backends_file("http://a:1\n\nb\n", "list.txt"); }),
-            "list.txt line 3: \"b\": must be http://HOST:PORT");
+            "list.txt line 3: \"b\": must be http://HOST:PORT or https://HOST:PORT");
 }
 
 TEST(ForwardedFields, LeaveOutWhatConcernsOneConnection) {

@@ -4,6 +4,7 @@
 """
 import concurrent.futures
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -435,9 +436,9 @@ class Administration(WithRouter):
 
 
 class HttpsToBackends(WithRouter):
-    def backend(self, *answer, host="127.0.0.1"):
+    def backend(self, *answer, host="127.0.0.1", certificate=CERTIFICATE, key=KEY):
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(CERTIFICATE, KEY)
+        tls.load_cert_chain(certificate, key)
         backend = Backend(*answer, tls=tls, host=host)
         self.addCleanup(backend.stop)
         return backend
@@ -470,11 +471,47 @@ class HttpsToBackends(WithRouter):
         self.assertEqual(untrusting.post("/v1/completions", {"prompt": "a"})[0], 503)
         by_name, no_tls = f"https://localhost:{backend.port}", f"https://localhost:{plain.port}"
         router = self.router("--backend-ca", str(CERTIFICATE), backends=(by_name, of_other_name, no_tls)).wait_up(by_name)
-        says(router, of_other_name, "not trusted for 127.0.0.2: ")
+        says(router, of_other_name, "(?i)not trusted for 127.0.0.2: hostname mismatch")
         says(router, no_tls, "time limit exceeded")  # it waits for the end of a head
         for _ in range(3):
             self.assertEqual(router.post("/v1/completions", {"prompt": "a"})[0], 200)
         self.assertEqual((len(backend.requests), len(of_other_name.requests), len(plain.requests)), (3, 0, 0))
+
+    def test_a_signed_certificate_or_its_authority_is_trusted(self):
+        signed = ROOT / "tests" / "tls" / "signed.crt"
+        backend = self.backend(certificate=signed, key=ROOT / "tests" / "tls" / "other.key")
+        for file in (signed, CERTIFICATE):
+            router = self.router("--backend-ca", str(file), backends=(backend,)).wait_up(backend)
+            self.assertEqual(router.post("/v1/completions", {"prompt": "a"})[0], 200)
+
+    def test_a_connection_with_bytes_behind_an_answer_is_not_used_again(self):
+        answers = itertools.count()
+
+        def answer(client, head, body):
+            client.sendall(whole({"n": next(answers)}))
+            client.sendall(whole({"n": "of nobody"}))
+        backend = self.backend(answer)
+        router = self.router("--backend-ca", str(CERTIFICATE), backends=(backend,)).wait_up(backend)
+        for n in range(4):
+            self.assertEqual(router.ok("/v1/completions", {"prompt": "a"})["n"], n)
+            time.sleep(0.05)
+        self.assertEqual(backend.n_connections, 4)
+
+    def test_a_backend_that_changes_to_https(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "backends"
+            backend = self.backend()
+            plain = f"http://127.0.0.1:{backend.port}"
+            file.write_text(plain)
+            router = self.router("--backend-ca", str(CERTIFICATE), "--backends-file", str(file), "--accept-registration")
+            self.assertEqual(router.post("/nodes/add", {"url": backend.url})[0], 409)
+            file.write_text(backend.url)
+            router.wait_up(backend)
+            self.assertEqual(router.post("/v1/completions", {"prompt": "a"})[0], 200)
+        registered = self.router("--backend-ca", str(CERTIFICATE), "--accept-registration")
+        for url in (plain, backend.url):
+            self.assertEqual(registered.post("/nodes/add", {"url": url})[0], 200)
+        registered.wait_up(backend)
 
     def test_an_answer_that_ends_without_notice_is_not_whole(self):
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\ndata: {}\n\n"

@@ -15,7 +15,7 @@ class CudaExpertRows {
                  bool fp8_activations = false);
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
-  // Sorted rows. The two micro-batches of a step use different parts of the scratch.
+  // Sorted rows. The micro-batches of a step use different parts of the scratch.
   struct Sorted {
     int64_t first_row, first_pair;
     Ticket ticket;

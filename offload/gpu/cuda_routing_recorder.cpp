@@ -16,6 +16,7 @@ CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, int max_toke
 
 void CudaRoutingRecorder::submitted(const ExpertBatch& batch) {
   const TensorView& ids = batch.routing.ids;
+  if (ids.rows == 0) return;
   check(ids.stride == ids.cols && ids.cols == c_.router.n_active, "a step's choices are dense");
   stream_.copy(ids.data, ids.rows * ids.row_bytes(),
                ids_of(batch.layer, batch.first_row, ids.rows).data);

@@ -87,6 +87,16 @@ void check_with_workers(const ModelConfig& config, const Placement& p, const Hos
   for (const WorkerRole& worker : workers_of(p)) require_layers_alike(p, worker);
 }
 
+std::string why_not_run(const ModelConfig& config, const Placement& p) {
+  try {
+    check_with_workers(config, p, nullptr);
+    for (const DeviceId worker : worker_devices(p)) placed_worker(config, p, worker);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 Placement without_workers(const Placement& p) {
   require_one_backbone(p);
   Placement own = p;

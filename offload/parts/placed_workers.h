@@ -34,6 +34,9 @@ PlacedWorker placed_worker(const ModelConfig& config, const Placement& placement
 void check_with_workers(const ModelConfig& config, const Placement& placement,
                         const HostKind* host);
 
+// What placed_worker() and check_with_workers() refuse of a placement, in one line; empty: nothing.
+std::string why_not_run(const ModelConfig& config, const Placement& placement);
+
 // What the backbone's host runs of such a placement: all but the groups that workers have, in whole
 // steps and without streaming. Hosts keep their numbers, and numa_columns are those of this host.
 // Throws Error for a backbone on several devices.

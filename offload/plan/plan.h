@@ -1,6 +1,8 @@
 // The planner: the placement of a model on a machine with the best predicted score for a workload,
 // with reasons. Pure functions; docs/planner.md describes the cost model.
 #pragma once
+#include <functional>
+
 #include "offload/plan/assigned_experts.h"
 #include "offload/plan/drafts.h"
 #include "offload/plan/predict.h"
@@ -31,6 +33,8 @@ struct PlanRequest {
   int n_standbys = 0;  // hosts without experts that replace lost workers
   // The file that will have the placement, which commands then name; empty: there is none.
   std::string placement_file = {};
+  // Why no process runs a placement with workers; empty: they run it. Null: not asked.
+  std::function<std::string(const Placement&)> why_not_run = {};
 };
 
 // The fastest placement that fits, with the widest expert format that fits. Throws Error when the

@@ -181,6 +181,8 @@ std::vector<std::string> not_executed(const PlanRequest& r, const Roles& roles,
         fmt::format("not executed: `tandem serve` has its backbone on one device beside workers, "
                     "not on {}; the command starts it on the first",
                     n_devices));
+  const std::string why = words.empty() && r.why_not_run ? r.why_not_run(p) : "";
+  if (!why.empty()) words.push_back("not executed: " + why);
   return words;
 }
 
@@ -300,7 +302,10 @@ std::vector<std::string> commands_of(const PlanRequest& request, const Roles& ro
   };
   for (const WorkerRole& worker : roles.workers)
     add(worker.device, asked_of_worker(r, roles, worker, kept));
-  for (const int host : standbys) add({host, -1}, " --experts standby" + kept);
+  const std::string rows = r.placement_file.empty()  // a placement's steps may have more
+                               ? ""
+                               : fmt::format(" --chunk {}", p.prefill_chunk_tokens);
+  for (const int host : standbys) add({host, -1}, " --experts standby" + kept + rows);
   commands.push_back(
       fmt::format("host{}: tandem serve {} --workers {}{} --ctx {} --worker-secret KEY",
                   roles.backbone_hosts.front(), r.model_name, fmt::join(addresses, ","),

@@ -45,7 +45,13 @@ HttpClient::Task<std::string> HttpClient::connect(const HttpAddress& address) {
 
 HttpClient::Task<std::string> HttpClient::shake_hands(const HttpAddress& address) {
   tls_.emplace(socket_, trust_);
-  tls_->set_verify_callback(asio::ssl::host_name_verification(address.host));
+  tls_->set_verify_callback([names = asio::ssl::host_name_verification(address.host)](
+                                bool is_trusted, asio::ssl::verify_context& at) {
+    const bool is_right = names(is_trusted, at);
+    if (is_trusted && !is_right)
+      X509_STORE_CTX_set_error(at.native_handle(), X509_V_ERR_HOSTNAME_MISMATCH);
+    return is_right;
+  });
   error_code error;
   asio::ip::make_address(address.host, error);
   const bool is_name = error.failed();
@@ -140,6 +146,9 @@ HttpClient::Seconds HttpClient::silent_for() const {
 
 bool HttpClient::can_be_reused() {
   if (closed_ || !socket_.is_open() || buffer_.size() > 0) return false;
+  if (tls_ && (SSL_has_pending(tls_->native_handle()) != 0 ||
+               BIO_ctrl_pending(SSL_get_rbio(tls_->native_handle())) > 0))
+    return false;
   char byte = 0;
   const ssize_t n = recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);

@@ -54,6 +54,8 @@ ssl::context trusting_context(const std::string& file, const std::string& option
   require(!error,
           "{} {}: {}; a PEM file with the certificate of an authority, or of the server, is needed",
           option, file, error.message());
+  // Also a server's own certificate that somebody else has signed.
+  X509_STORE_set_flags(SSL_CTX_get_cert_store(context.native_handle()), X509_V_FLAG_PARTIAL_CHAIN);
   return context;
 }
 

@@ -8,7 +8,10 @@ namespace tandem {
 
 BackendPool::Pointer BackendPool::add(const HttpAddress& address, bool registered,
                                       RouterClock::time_point now) {
-  if (const Pointer known = find(address.authority)) return known;
+  if (const Pointer known = find(address.authority)) {
+    if (known->address.tls == address.tls) return known;
+    remove(address.authority);  // the server there has changed
+  }
   all_.push_back(std::make_shared<Backend>(next_id_++, address, registered));
   all_.back()->last_good = now;
   const Pointer added = all_.back();
@@ -32,7 +35,7 @@ void BackendPool::set_listed(const std::vector<HttpAddress>& addresses,
   const std::vector<Pointer> before = all_;
   for (const Pointer& backend : before) {
     const bool listed = std::any_of(addresses.begin(), addresses.end(), [&](const auto& address) {
-      return address.authority == backend->address.authority;
+      return address.url() == backend->address.url();
     });
     if (!listed && !backend->registered) remove(backend->address.authority);
   }

@@ -189,7 +189,7 @@ void Forwarding::require_possible() const {
     throw ApiError(404, fmt::format("no backend serves the model {}: see /v1/models", shown(model)),
                    "model", "model_not_found");
   if (!request_.backend.empty() && !pool.find(request_.backend))
-    throw ApiError(404, fmt::format("http://{} is not a backend here", request_.backend), "backend",
+    throw ApiError(404, fmt::format("{} is not a backend here", request_.backend), "backend",
                    "backend_not_found");
   if (request_.needs_backend && request_.backend.empty() && pool.all().size() > 1)
     throw ApiError(400,

@@ -52,8 +52,11 @@ std::string parameter(std::string_view query, std::string_view name) {
 // The address of a backend as a request names it.
 HttpAddress address_in(const std::string& text, const std::string& field) {
   if (text.empty())
-    throw ApiError(400, fmt::format("{} is missing: it names a backend, http://HOST:PORT", field),
-                   field);
+    throw ApiError(
+        400,
+        fmt::format("{} is missing: it names a backend, http://HOST:PORT or https://HOST:PORT",
+                    field),
+        field);
   try {
     return parse_http_address(text, field);
   } catch (const Error& error) {
@@ -274,7 +277,14 @@ HttpResponse Router::add_node(const HttpRequest& request) {
   } catch (const Error& error) {
     throw ApiError(400, error.what());
   }
-  pool_.add(address_in(url, "url"), true, RouterClock::now());
+  const HttpAddress address = address_in(url, "url");
+  const auto known = pool_.find(address.authority);
+  if (known && !known->registered && known->address.tls != address.tls)
+    throw ApiError(409,
+                   fmt::format("{} is listed here as {}: change --backends or --backends-file",
+                               address.url(), known->address.url()),
+                   "url", "listed");
+  pool_.add(address, true, RouterClock::now());
   return json_response("Added successfully");
 }
 
