@@ -178,6 +178,7 @@ class TcpWaiter final : public MessageWaiter {
  public:
   TcpWaiter() : wakes_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     require(wakes_ >= 0, "no file descriptor is left: raise the limit (ulimit -n)");
+    polled_.reserve(kUsual);  // a step allocates nothing, even if it is the first that waits
   }
   ~TcpWaiter() override { close(wakes_); }
 
@@ -204,6 +205,8 @@ class TcpWaiter final : public MessageWaiter {
   }
 
  private:
+  static constexpr int kUsual = 64;  // connections and others that are polled
+
   const int wakes_;
   std::vector<pollfd> polled_;
 };
