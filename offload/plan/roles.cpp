@@ -305,7 +305,8 @@ std::vector<std::string> commands_of(const PlanRequest& request, const Roles& ro
   const std::string rows = r.placement_file.empty()  // a placement's steps may have more
                                ? ""
                                : fmt::format(" --chunk {}", p.prefill_chunk_tokens);
-  for (const int host : standbys) add({host, -1}, " --experts standby" + kept + rows);
+  for (const int host : standbys)
+    add({host, -1}, fmt::format(" --experts standby{}{}", kept, rows));
   commands.push_back(
       fmt::format("host{}: tandem serve {} --workers {}{} --ctx {} --worker-secret KEY",
                   roles.backbone_hosts.front(), r.model_name, fmt::join(addresses, ","),

@@ -8,13 +8,13 @@ namespace tandem {
 
 BackendPool::Pointer BackendPool::add(const HttpAddress& address, bool registered,
                                       RouterClock::time_point now) {
-  if (const Pointer known = find(address.authority)) {
+  if (Pointer known = find(address.authority)) {
     if (known->address.tls == address.tls) return known;
     remove(address.authority);  // the server there has changed
   }
   all_.push_back(std::make_shared<Backend>(next_id_++, address, registered));
   all_.back()->last_good = now;
-  const Pointer added = all_.back();
+  Pointer added = all_.back();
   on_added(added);
   return added;
 }
