@@ -48,60 +48,50 @@ __m512 flush(__m512 v) {
 }
 
 // Any number of panels and any row of x: the loops of panels.h.
-template <int N>
-void add_part_sums(const TileSums (&sums)[N], const Block& b, int panel, Sum* to) {
-  __m512 all[1][N];
-  for (int p = 0; p < N; ++p) all[0][p] = sums[p].all;
-  add_sums<1, N>(all, b, panel, 0, to);
-}
-
-template <int N>
-void one_row_bf16(const char* const* x, const Block& b, int panel, Sum* sums) {
-  TileSums part[N] = {};
-  const int n_steps = (b.n + 1) / 2;
-  for (int s = 0; s < n_steps; ++s) {
-    for (int p = 0; p < N; ++p) {
-      fetch_weights(b.ahead[panel + p] + s * kStepBytes);
-      add_pair(load_pair(x[0] + s * 4), _mm512_load_si512(b.w[panel + p] + s * kStepBytes),
-               part[p]);
-    }
-    if ((s + 1) % (kTileColumns / 2) == 0 || s + 1 == n_steps)
-      for (TileSums& of_panel : part) end_tile_of(of_panel);
-  }
-  add_part_sums(part, b, panel, sums);
-}
-
-template <int N>
-void one_row_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
+template <WeightType kType, int N>
+void one_row(const char* const* x, const Block& b, int panel, Sum* sums) {
+  constexpr int kColumns = columns_of_step(kType), kStepsOfTile = kTileColumns / kColumns;
   const E4m3Table table;
   TileSums part[N] = {};
-  const int n_steps = (b.n + 3) / 4;
+  const int n_steps = (b.n + kColumns - 1) / kColumns;
   for (int s = 0; s < n_steps; ++s) {
+    const char* const xs = x[0] + s * kColumns * sizeof(bf16);
     for (int p = 0; p < N; ++p) {
       fetch_weights(b.ahead[panel + p] + s * kStepBytes);
-      __m512i w0, w1;
-      widen_e4m3_step(table, _mm512_load_si512(b.w[panel + p] + s * kStepBytes), &w0, &w1);
-      add_pair(load_pair(x[0] + s * 8), w0, part[p]);
-      add_pair(load_pair(x[0] + s * 8 + 4), w1, part[p]);
+      const __m512i w = _mm512_load_si512(b.w[panel + p] + s * kStepBytes);
+      if constexpr (kType == WeightType::kBF16) {
+        add_pair(load_pair(xs), w, part[p]);
+      } else {
+        __m512i w0, w1;
+        widen_e4m3_step(table, w, &w0, &w1);
+        add_pair(load_pair(xs), w0, part[p]);
+        add_pair(load_pair(xs + 4), w1, part[p]);
+      }
     }
-    if ((s + 1) % (kTileColumns / 4) == 0 || s + 1 == n_steps)
+    if ((s + 1) % kStepsOfTile == 0 || s + 1 == n_steps)
       for (TileSums& of_panel : part) end_tile_of(of_panel);
   }
-  add_part_sums(part, b, panel, sums);
+  __m512 all[1][N];
+  for (int p = 0; p < N; ++p) all[0][p] = part[p].all;
+  add_sums<1, N>(all, b, panel, 0, sums);
 }
 
-constexpr Tiles kOneRowBf16[1] = {{one_row_bf16<1>, one_row_bf16<kGroup>}};
-constexpr Tiles kOneRowE4m3[1] = {{one_row_e4m3<1>, one_row_e4m3<kGroup>}};
+template <WeightType kType>
+constexpr Tiles kOneRow[1] = {{one_row<kType, 1>, one_row<kType, kGroup>}};
 
 // Whole groups of panels, the loop of avx512/one_row.h.
-struct TileRowOfBf16 {
+template <WeightType kStored>
+struct TileRow : RowFormat {
   using Vector = TileSums;
-  static constexpr WeightType kType = WeightType::kBF16;
-  static constexpr ScalesOf kScales = ScalesOf::kNothing;
-  static constexpr int kColumns = kPartColumns, kXBytes = 4, kAhead = kAheadOfFew,
-                       kTileBytes = kTileColumns / 2 * kStepBytes, kLevel = 2;
-  static constexpr float kUnit = 1;
+  static constexpr WeightType kType = kStored;
+  static constexpr int kColumns = kPartColumns, kAhead = kAheadOfFew,
+                       kXBytes = columns_of_step(kType) * sizeof(bf16),
+                       kTileBytes = kTileColumns / columns_of_step(kType) * kStepBytes;
   static constexpr bool kAlways = true;
+};
+
+struct TileRowOfBf16 : TileRow<WeightType::kBF16> {
+  static constexpr ScalesOf kScales = ScalesOf::kNothing;
 
   [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
                                   Vector* sums) const {
@@ -117,14 +107,9 @@ struct TileRowOfBf16 {
 
 // FP8 by multiply-adds of floats, of which a Xeon starts five while it starts one VDPBF16PS.
 // Numbers of x must be moderate().
-struct TileRowOfE4m3 {
-  using Vector = TileSums;
-  static constexpr WeightType kType = WeightType::kF8E4M3;
+struct TileRowOfE4m3 : TileRow<WeightType::kF8E4M3> {
   static constexpr ScalesOf kScales = ScalesOf::kPanels;
-  static constexpr int kColumns = kPartColumns, kXBytes = 8, kAhead = kAheadOfFew,
-                       kTileBytes = kTileColumns / 4 * kStepBytes, kLevel = 1;
-  static constexpr float kUnit = 1;
-  static constexpr bool kAlways = true;
+  static constexpr int kLevel = 1;
   E4m3Table table;
 
   // The first and the second of two neighbouring columns as floats.
@@ -175,7 +160,8 @@ void gemm_one_row(const GemmArgs& a) {
   if (bf16_weights && multiply_one_row<TileRowOfBf16>(a)) return;
   if (!bf16_weights && moderate(x_row(a.x, 0), a.k) && multiply_one_row<TileRowOfE4m3>(a)) return;
   multiply(a, {kPartColumns}, [&](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, bf16_weights ? kOneRowBf16 : kOneRowE4m3, b, sizeof(bf16), first, m, sums);
+    add_rows(a, bf16_weights ? kOneRow<WeightType::kBF16> : kOneRow<WeightType::kF8E4M3>, b,
+             sizeof(bf16), first, m, sums);
   });
 }
 

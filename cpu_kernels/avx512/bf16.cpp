@@ -108,13 +108,11 @@ constexpr Tiles kFewE4m3[] = {kE4m3Pair<1, false>, kE4m3Pair<2, false>, kE4m3Pai
                               kE4m3Pair<10, false>};
 constexpr int kWidening = 8;  // rows
 
-struct RowOfBf16 {
+struct RowOfBf16 : RowFormat {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kBF16;
   static constexpr ScalesOf kScales = ScalesOf::kNothing;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew, kTileBytes = 0,
-                       kLevel = 2;
-  static constexpr float kUnit = 1;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
   static constexpr bool kAlways = false;
 
   [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
@@ -126,13 +124,11 @@ struct RowOfBf16 {
   }
 };
 
-struct RowOfE4m3 {
+struct RowOfE4m3 : RowFormat {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kF8E4M3;
   static constexpr ScalesOf kScales = ScalesOf::kPanels;
-  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 4096, kTileBytes = 0,
-                       kLevel = 2;
-  static constexpr float kUnit = 1;
+  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 4096;
   static constexpr bool kAlways = true;
   E4m3Table table;
 

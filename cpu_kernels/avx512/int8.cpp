@@ -141,13 +141,11 @@ constexpr Tiles kI4Tiles[] = {kI4Pair<1, kTwoLevel>, kI4Pair<2, kTwoLevel>, kI4P
 
 constexpr int kMaxI4Rows = sizeof(kI4Tiles<true>) / sizeof(Tiles);
 
-struct RowOfI8 {
+struct RowOfI8 : RowFormat {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI8;
   static constexpr ScalesOf kScales = ScalesOf::kRows;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew, kTileBytes = 0,
-                       kLevel = 2;
-  static constexpr float kUnit = 1;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
   static constexpr bool kAlways = false;
 
   [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
@@ -159,12 +157,11 @@ struct RowOfI8 {
 };
 
 template <ScalesOf kScalesOf>
-struct RowOfI4 {
+struct RowOfI4 : RowFormat {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI4;
   static constexpr ScalesOf kScales = kScalesOf;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 4096, kTileBytes = 0,
-                       kLevel = 2;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 4096;
   static constexpr float kUnit = kI4Unit;
   static constexpr bool kAlways = true;
 

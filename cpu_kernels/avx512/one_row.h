@@ -22,6 +22,11 @@ static_assert(kGroup == kScalePanels);
 //   Vector          sums of 16 rows in a part; floats() of it is added to the row's sums
 //   kTileBytes      bytes of a panel after which end_tile(sums) is called; 0: never
 //   add(x, w, stride, sums)  adds a step of four panels
+// What most of them have:
+struct RowFormat {
+  static constexpr int kTileBytes = 0, kLevel = 2;
+  static constexpr float kUnit = 1;
+};
 
 constexpr int kScaleLines = 4;  // cache lines per panel and part that fetches the next group
 constexpr int kGroupScales = kScalePanels * kPanelRows / 2;  // per block, BF16 in floats

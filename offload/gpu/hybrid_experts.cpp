@@ -99,8 +99,8 @@ bool HybridExperts::cpu_computes(const ExpertBatch& batch) const {
   return layers_[batch.layer].on_cpu && !streams(batch.x.rows);
 }
 
-// Of one replica: workers divide any step, the CPU beside the GPU a decode step in which each
-// micro-batch has a sequence.
+// Where there is one replica, a step with workers may be divided, and with the CPU beside the GPU a
+// decode step in which each micro-batch has a sequence.
 int HybridExperts::micro_batches(std::span<const Batch> replicas, bool is_decode) const {
   if (replicas.size() > 1 || streams(replicas[0].n())) return 1;
   if (division_.micro_batches_from == 0) return parts_.on_cpu.micro_batches(replicas, is_decode);
@@ -114,7 +114,7 @@ void HybridExperts::add_from_cpu(const ExpertBatch& batch, TensorView y) {
   constexpr int kMaxPollingRows = 32;
   const StepRows rows = rows_of(batch);
   const Ticket ticket = batch.micro_batch;
-  if (!parts_.gpu_waits) serve_or_give_up(ticket);
+  if (!parts_.gpu_waits) compute_or_give_up(ticket);
   if (rows.n <= kMaxPollingRows && !trace_.records()) {
     hand_off_.add_next_sum(rows, y);
   } else {
@@ -122,10 +122,10 @@ void HybridExperts::add_from_cpu(const ExpertBatch& batch, TensorView y) {
     trace_.stamp(batch.layer, ticket, StepTrace::kSumSeen);
     hand_off_.add_sum(rows, y);
   }
-  if (parts_.gpu_waits && !stream_.is_recording()) serve_or_give_up(ticket);
+  if (parts_.gpu_waits && !stream_.is_recording()) compute_or_give_up(ticket);
 }
 
-void HybridExperts::serve_or_give_up(Ticket ticket) {
+void HybridExperts::compute_or_give_up(Ticket ticket) {
   try {
     compute_on_cpu(ticket);
   } catch (...) {
@@ -198,7 +198,7 @@ void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y)
   trace_.add_cpu(batch.layer, ticket, {waits, begins, StepTrace::now()});
 }
 
-// Of n micro-batches, the GPU hands a batch down once it has the sum of the n-th before it.
+// With n micro-batches the GPU hands a batch down once it has the sum of the n-th before it.
 void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
   auto ahead = [&, layer = layers.first, i = 0]() mutable -> std::optional<HandedDown> {
     for (; layer < layers.end; ++layer, i = 0)

@@ -97,7 +97,7 @@ class HybridExperts final : public ExpertPool {
   bool submit_next();
   template <class Call>
   void unless_failed(const Call& call);
-  void serve_or_give_up(Ticket ticket);
+  void compute_or_give_up(Ticket ticket);
   void share(const ExpertBatch& batch, Ticket ticket, TensorView y);
   void require_not_failed() const;
   void give_up(int n_sums);

@@ -16,7 +16,6 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
 bool is_sliced(const Placement& p);
-bool has(const ExpertGroup& group, DeviceId device);
 RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
                    const RanksOfExperts& ranks_of_expert);
@@ -259,10 +258,6 @@ bool is_sliced(const Placement& p) {
   return !p.layers.empty() && !p.layers[0].groups.empty() && p.layers[0].groups[0].sliced;
 }
 
-bool has(const ExpertGroup& group, DeviceId device) {
-  return std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end();
-}
-
 // [n_all_layers][n_experts] of(group, layer) for each expert, empty for a dense layer. Layers for
 // multi-token prediction, which a placement does not list, are like the last layer.
 template <class Of>
@@ -307,7 +302,7 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
                                                 DeviceId cpu) {
   const ExpertGroup* first = nullptr;
   for (const ExpertGroup& group : experts.groups) {
-    if (!has(group, cpu)) continue;
+    if (!group.is_on(cpu)) continue;
     if (!first) first = &group;
     require(group.format == first->format,
             "placement: layer {}: expert {} is {} and expert {} is {}: this program keeps all "
@@ -318,11 +313,11 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
   return first ? first->format : std::optional<WeightFormat>();
 }
 
-// Of a backbone's host, which has neither the experts of its GPU in memory nor those of workers.
+// What a backbone's host does not keep in memory: the experts of its GPU and those of workers.
 Elsewhere beside_workers(const ModelConfig& config, const Placement& own, DeviceId backbone) {
   Elsewhere elsewhere = {.experts = by_expert(config, own,
                                               [&](const ExpertGroup& group, int) {
-                                                return has(group, {backbone.host, -1});
+                                                return group.is_on({backbone.host, -1});
                                               }),
                          .backbone = !backbone.is_cpu()};
   for (std::vector<bool>& layer : elsewhere.experts) layer.flip();
@@ -356,7 +351,7 @@ GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank ran
           .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
           .experts = by_expert(config, p,
                                [&](const ExpertGroup& group, int layer) {
-                                 return is_here(layer) && (expert_columns || has(group, gpu));
+                                 return is_here(layer) && (expert_columns || group.is_on(gpu));
                                }),
           .on_other_ranks = std::move(on_other_ranks),
           .expert_columns = expert_columns};

@@ -15,19 +15,9 @@ namespace {
 
 DeviceId backbone_of(const Placement& p) { return p.stages[0].devices[0]; }
 
-bool owns(const ExpertGroup& group, DeviceId device) {
-  return std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end();
-}
-
 bool has_workers(const Placement& p, const ExpertGroup& group) {
   return std::any_of(group.owners.begin(), group.owners.end(),
                      [&](DeviceId d) { return !has_backbone(p, d.host); });
-}
-
-std::string names_of(const std::vector<DeviceId>& devices) {
-  std::string text;
-  for (const DeviceId d : devices) text += (text.empty() ? "" : ", ") + device_name(d);
-  return text;
 }
 
 void require_one_backbone(const Placement& p);
@@ -47,9 +37,9 @@ DeviceId worker_called(const Placement& p, const std::string& name, const std::s
   const std::string who = name.empty() ? fmt::format("this host is called {}", this_host)
                                        : fmt::format("--host {}", name);
   require(!found.empty(), "{}: the placement has the workers {}: name one of them with --host", who,
-          names_of(all));
+          device_names(all));
   require(found.size() == 1, "{}: the placement has the workers {} there: name one with --host",
-          who, names_of(found));
+          who, device_names(found));
   return found[0];
 }
 
@@ -61,7 +51,7 @@ PlacedWorker placed_worker(const ModelConfig& config, const Placement& p, Device
   std::optional<WeightFormat> format;
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups) {
-      if (!owns(group, device)) continue;
+      if (!group.is_on(device)) continue;
       require(!format || group.format == *format,
               "placement: layer {}: expert {} on {} is {} and others there are {}: a worker keeps "
               "its experts in one format",
@@ -124,10 +114,10 @@ void require_workers_have(const Placement& p, const std::vector<bool>& connected
   require(missing.empty(),
           "placement: experts {} are on {}, and no worker of --workers has them: start it there "
           "with `tandem worker --placement`, and name its address too",
-          ranges_text({missing.begin(), missing.end()}), names_of(owners));
+          ranges_text({missing.begin(), missing.end()}), device_names(owners));
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups)
-      if (!has_workers(p, group) && owns(group, {backbone_of(p).host, -1}))
+      if (!has_workers(p, group) && group.is_on({backbone_of(p).host, -1}))
         std::copy_if(group.experts.begin(), group.experts.end(),
                      std::inserter(doubled, doubled.end()),
                      [&](int e) { return is_connected(e) && placed.count(e) == 0; });
@@ -146,7 +136,7 @@ void require_one_backbone(const Placement& p) {
   require(devices.size() == 1,
           "placement: the backbone is on {} devices ({}) and experts are on workers ({}): with "
           "workers this program runs the backbone on one device",
-          devices.size(), names_of(devices), names_of(worker_devices(p)));
+          devices.size(), device_names(devices), device_names(worker_devices(p)));
 }
 
 // Slices are for the GPUs of a stage, which add them up.
@@ -155,7 +145,8 @@ void require_whole(const Placement& p) {
     for (const ExpertGroup& group : l.groups)
       require(!group.sliced || group.experts.empty() || !has_workers(p, group),
               "placement: layer {}: expert {} is sliced among {}: a worker has whole experts",
-              l.first, group.experts.empty() ? 0 : group.experts.front(), names_of(group.owners));
+              l.first, group.experts.empty() ? 0 : group.experts.front(),
+              device_names(group.owners));
 }
 
 // A host with one GPU and more memory than any placement needs.
@@ -216,13 +207,13 @@ void require_layers_alike(const Placement& p, const WorkerRole& worker) {
   const std::set<int> experts(worker.experts.begin(), worker.experts.end());
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups) {
-      if (owns(group, worker.device) || (!backbone.is_cpu() && owns(group, backbone))) continue;
+      if (group.is_on(worker.device) || (!backbone.is_cpu() && group.is_on(backbone))) continue;
       const auto e = std::find_if(group.experts.begin(), group.experts.end(),
                                   [&](int expert) { return experts.count(expert) > 0; });
       require(e == group.experts.end(),
               "placement: layer {}: expert {} is on {}, and in other layers on {}: a worker has "
               "the same experts of every layer, but for those on the backbone's GPU",
-              l.first, e == group.experts.end() ? 0 : *e, names_of(group.owners),
+              l.first, e == group.experts.end() ? 0 : *e, device_names(group.owners),
               device_name(worker.device));
     }
 }

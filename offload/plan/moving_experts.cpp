@@ -9,10 +9,6 @@
 namespace tandem {
 namespace {
 
-bool owns(const ExpertGroup& group, DeviceId device) {
-  return std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end();
-}
-
 std::set<DeviceId> owners_of(const LayerExperts& layer) {
   std::set<DeviceId> owners;
   for (const ExpertGroup& group : layer.groups)
@@ -61,7 +57,7 @@ int spare_experts(const Placement& p, DeviceId device) {
   for (const LayerExperts& l : p.layers) {
     int n = 0;
     for (const ExpertGroup& group : l.groups)
-      if (owns(group, device)) n += static_cast<int>(group.experts.size());
+      if (group.is_on(device)) n += static_cast<int>(group.experts.size());
     most = std::max(most, n);
   }
   return most > 0 && has_pair(p) ? kHotExpertsAtOnce : most;
@@ -72,7 +68,7 @@ std::optional<WeightFormat> format_of_experts(const ModelConfig& c, const Placem
   std::optional<WeightFormat> widest;
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups)
-      if (owns(group, device) &&
+      if (group.is_on(device) &&
           (!widest || routed_expert_bytes(c, group.format) > routed_expert_bytes(c, *widest)))
         widest = group.format;
   return widest;

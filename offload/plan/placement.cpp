@@ -36,6 +36,12 @@ std::string device_name(DeviceId d) {
                     : fmt::format("host{}.gpu{}", d.host, d.gpu);
 }
 
+std::string device_names(std::span<const DeviceId> devices) {
+  std::string text;
+  for (const DeviceId d : devices) text += (text.empty() ? "" : ", ") + device_name(d);
+  return text;
+}
+
 void check_placement(const ModelConfig& config, const Machine& machine, const Placement& p) {
   check_stages(config, machine, p);
   int after_last = 0;

@@ -1,8 +1,10 @@
 // The device of every part of a model: decided by plan(), editable by a user (placement_json.h),
 // followed by a loader. Data, and checks that a placement is complete and fits.
 #pragma once
+#include <algorithm>
 #include <compare>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,7 +22,8 @@ struct DeviceId {
   // clang-tidy 14 takes the defaulted comparison's 0 for a null pointer.
   auto operator<=>(const DeviceId&) const = default;  // NOLINT(modernize-use-nullptr)
 };
-std::string device_name(DeviceId device);  // "host0.cpu", "host3.gpu5"
+std::string device_name(DeviceId device);                     // "host0.cpu", "host3.gpu5"
+std::string device_names(std::span<const DeviceId> devices);  // "host0.cpu, host3.gpu5"
 
 using NumaColumns = std::vector<std::vector<int>>;  // [kinds of hosts][NUMA nodes]
 
@@ -30,6 +33,10 @@ struct ExpertGroup {
   WeightFormat format;
   std::vector<DeviceId> owners;  // each holds every expert of the group whole; several are replicas
   bool sliced = false;           // the owners hold equal slices instead (tensor parallel)
+
+  bool is_on(DeviceId device) const {
+    return std::find(owners.begin(), owners.end(), device) != owners.end();
+  }
 };
 
 // MoE layers first .. last with identical expert placement. Dense layers in the range have no

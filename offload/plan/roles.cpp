@@ -81,8 +81,7 @@ std::vector<WorkerRole> workers_of(const Placement& p) {
     std::set<int> experts;
     for (const LayerExperts& l : p.layers)
       for (const ExpertGroup& group : l.groups)
-        if (std::find(group.owners.begin(), group.owners.end(), device) != group.owners.end())
-          experts.insert(group.experts.begin(), group.experts.end());
+        if (group.is_on(device)) experts.insert(group.experts.begin(), group.experts.end());
     workers.push_back({device, {experts.begin(), experts.end()}});
   }
   return workers;

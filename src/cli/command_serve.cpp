@@ -151,8 +151,7 @@ Roles start_roles(const Options& options) {
 // Null without --proxy-url.
 std::unique_ptr<Registration> registration_of(const ServeOptions& s, bool quiet) {
   if (s.proxy_url.empty()) return nullptr;
-  const bool https = !s.certificate.empty();
-  const std::string scheme = https ? "https://" : "http://";
+  const std::string scheme = s.certificate.empty() ? "http://" : "https://";
   std::string url;
   if (!s.node_url.empty()) {
     url = parse_http_address(s.node_url, "--node-url").url();
@@ -162,7 +161,7 @@ std::unique_ptr<Registration> registration_of(const ServeOptions& s, bool quiet)
   return std::make_unique<Registration>(
       Registration::Options{.router = parse_http_address(s.proxy_url, "--proxy-url"),
                             .url = url,
-                            .https = https,
+                            .scheme = scheme,
                             .router_ca = s.proxy_ca,
                             .adds_port = s.node_url.empty(),
                             .api_key = s.proxy_api_key.empty() ? s.api_key : s.proxy_api_key,

@@ -6,7 +6,6 @@
 #include <array>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ssl/error.hpp>
-#include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/asio/write.hpp>
 
 #include "core/check.h"
@@ -30,49 +29,31 @@ HttpClient::Task<std::string> HttpClient::connect(const HttpAddress& address) {
   const auto ip = asio::ip::make_address(address.host, error);
   if (!error) {
     const tcp::endpoint endpoint(ip, static_cast<uint16_t>(address.port));
-    co_await socket_.async_connect(endpoint, into(error));
+    co_await stream_.socket().async_connect(endpoint, into(error));
   } else {
     const auto found =
         co_await resolver_.async_resolve(address.host, std::to_string(address.port), into(error));
-    if (!error) co_await asio::async_connect(socket_, found, into(error));
+    if (!error) co_await asio::async_connect(stream_.socket(), found, into(error));
   }
   if (!error && closed_) error = asio::error::operation_aborted;
   if (error) co_return text_of(error);
-  socket_.set_option(tcp::no_delay(true), error);
-  if (address.tls) co_return co_await shake_hands(address);
+  stream_.socket().set_option(tcp::no_delay(true), error);
+  if (address.tls) co_return co_await start_tls(address.host);
   co_return "";
 }
 
-HttpClient::Task<std::string> HttpClient::shake_hands(const HttpAddress& address) {
-  tls_.emplace(socket_, trust_);
-  tls_->set_verify_callback([names = asio::ssl::host_name_verification(address.host)](
-                                bool is_trusted, asio::ssl::verify_context& at) {
-    const bool is_right = names(is_trusted, at);
-    if (is_trusted && !is_right)
-      X509_STORE_CTX_set_error(at.native_handle(), X509_V_ERR_HOSTNAME_MISMATCH);
-    return is_right;
-  });
-  error_code error;
-  asio::ip::make_address(address.host, error);
-  const bool is_name = error.failed();
-  if (is_name) SSL_set_tlsext_host_name(tls_->native_handle(), address.host.c_str());
-  co_await tls_->async_handshake(asio::ssl::stream_base::client, into(error));
+HttpClient::Task<std::string> HttpClient::start_tls(const std::string& host) {
+  error_code error = co_await stream_.start_tls(trust_, host);
   if (!error && closed_) error = asio::error::operation_aborted;
-  const long why = SSL_get_verify_result(tls_->native_handle());
-  if (error && !timed_out_ && why != X509_V_OK)
-    co_return fmt::format("its certificate is not trusted for {}: {}", address.host,
-                          X509_verify_cert_error_string(why));
+  const std::string why = error && !timed_out_ ? stream_.certificate_error() : "";
+  if (!why.empty()) co_return fmt::format("its certificate is not trusted for {}: {}", host, why);
   co_return text_of(error);
 }
 
 HttpClient::Task<std::string> HttpClient::send(const std::string& head, const std::string& body) {
   error_code error;
   const std::array<asio::const_buffer, 2> bytes = {asio::buffer(head), asio::buffer(body)};
-  if (tls_) {
-    co_await asio::async_write(*tls_, bytes, into(error));
-  } else {
-    co_await asio::async_write(socket_, bytes, into(error));
-  }
+  co_await asio::async_write(stream_, bytes, into(error));
   last_sent_ = std::chrono::steady_clock::now();
   co_return text_of(error);
 }
@@ -88,14 +69,8 @@ HttpClient::Task<std::string> HttpClient::receive(ResponseReader& reader) {
     require(n_free > 0, "the answer is not valid HTTP: a line is longer than {} bytes",
             kMaxUnparsedBytes);
     error_code error;
-    const auto room = buffer_.prepare(std::min(n_free, kReceiveBytes));
-    size_t n_received = 0;
-    if (tls_) {
-      n_received = co_await tls_->async_read_some(room, into(error));
-    } else {
-      n_received = co_await socket_.async_read_some(room, into(error));
-    }
-    buffer_.commit(n_received);
+    buffer_.commit(co_await stream_.async_read_some(
+        buffer_.prepare(std::min(n_free, kReceiveBytes)), into(error)));
     if (!error) last_received_ = std::chrono::steady_clock::now();
     if (error == asio::error::eof && reader.has_head()) {
       reader.end_of_input();
@@ -136,7 +111,7 @@ void HttpClient::close() {
   closed_ = true;
   error_code ignored;
   resolver_.cancel();
-  socket_.close(ignored);
+  stream_.socket().close(ignored);
   timer_.cancel(ignored);
 }
 
@@ -145,18 +120,16 @@ HttpClient::Seconds HttpClient::silent_for() const {
 }
 
 bool HttpClient::can_be_reused() {
-  if (closed_ || !socket_.is_open() || buffer_.size() > 0) return false;
-  if (tls_ && (SSL_has_pending(tls_->native_handle()) != 0 ||
-               BIO_ctrl_pending(SSL_get_rbio(tls_->native_handle())) > 0))
+  if (closed_ || !stream_.socket().is_open() || buffer_.size() > 0 || stream_.has_received())
     return false;
   char byte = 0;
-  const ssize_t n = recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const ssize_t n = recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
 std::string HttpClient::local_host() const {
   error_code error;
-  const auto endpoint = socket_.local_endpoint(error);
+  const auto endpoint = stream_.socket().local_endpoint(error);
   if (error) return "";
   const std::string text = endpoint.address().to_string();
   return endpoint.address().is_v6() ? "[" + text + "]" : text;

@@ -6,7 +6,6 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "http/http_address.h"
@@ -25,7 +24,10 @@ class HttpClient : public std::enable_shared_from_this<HttpClient> {
 
   // `trust`: of trusting_context(), for addresses with https.
   HttpClient(const boost::asio::any_io_executor& executor, boost::asio::ssl::context& trust)
-      : trust_(trust), socket_(executor), resolver_(executor), timer_(executor, kNoDeadline) {}
+      : trust_(trust),
+        stream_(ClientStream::Socket(executor), nullptr),
+        resolver_(executor),
+        timer_(executor, kNoDeadline) {}
 
   // With https the server's certificate must name the address's host.
   Task<std::string> connect(const HttpAddress& address);
@@ -52,13 +54,12 @@ class HttpClient : public std::enable_shared_from_this<HttpClient> {
  private:
   static constexpr auto kNoDeadline = boost::asio::steady_timer::time_point::max();
 
-  Task<std::string> shake_hands(const HttpAddress& address);
+  Task<std::string> start_tls(const std::string& host);
   std::string text_of(const boost::system::error_code& error) const;
   void watch_deadline();
 
   boost::asio::ssl::context& trust_;
-  boost::asio::ip::tcp::socket socket_;
-  std::optional<boost::asio::ssl::stream<boost::asio::ip::tcp::socket&>> tls_;
+  ClientStream stream_;
   boost::asio::ip::tcp::resolver resolver_;
   boost::asio::steady_timer timer_;
   boost::beast::flat_buffer buffer_;  // received bytes that are not parsed yet

@@ -2,6 +2,7 @@
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ssl/error.hpp>
+#include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/asio/write.hpp>
 
 #include "core/check.h"
@@ -23,13 +24,19 @@ constexpr std::string_view kPlainHttpResponse =
     "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
     "this port speaks TLS: its address begins with https://\n";
 
+// A context for TLS 1.2 or newer.
+ssl::context modern_context(ssl::context::method method) {
+  ssl::context context(method);
+  context.set_options(ssl::context::default_workarounds | ssl::context::no_tlsv1 |
+                      ssl::context::no_tlsv1_1);
+  return context;
+}
+
 }  // namespace
 
 ssl::context tls_context(const std::string& certificate, const std::string& key) {
-  ssl::context context(ssl::context::tls_server);
+  ssl::context context = modern_context(ssl::context::tls_server);
   boost::system::error_code error;
-  context.set_options(ssl::context::default_workarounds | ssl::context::no_tlsv1 |
-                      ssl::context::no_tlsv1_1);
   context.use_certificate_chain(asio::buffer(read_text_file(certificate, kMaxPemBytes)), error);
   require(!error, "--cert {}: {}; a PEM file with the server's certificate first is needed",
           certificate, error.message());
@@ -41,10 +48,8 @@ ssl::context tls_context(const std::string& certificate, const std::string& key)
 }
 
 ssl::context trusting_context(const std::string& file, const std::string& option) {
-  ssl::context context(ssl::context::tls_client);
+  ssl::context context = modern_context(ssl::context::tls_client);
   boost::system::error_code error;
-  context.set_options(ssl::context::default_workarounds | ssl::context::no_tlsv1 |
-                      ssl::context::no_tlsv1_1);
   context.set_verify_mode(ssl::verify_peer);
   if (file.empty()) {
     context.set_default_verify_paths(error);
@@ -74,6 +79,34 @@ asio::awaitable<ClientStream::Error> ClientStream::handshake() {
     co_await asio::async_write(socket_, asio::buffer(kPlainHttpResponse), into(ignored));
   }
   co_return error;
+}
+
+asio::awaitable<ClientStream::Error> ClientStream::start_tls(ssl::context& trust,
+                                                             std::string host) {
+  tls_.emplace(socket_, trust);
+  tls_->set_verify_callback(
+      [names = ssl::host_name_verification(host)](bool is_trusted, ssl::verify_context& at) {
+        const bool is_right = names(is_trusted, at);
+        if (is_trusted && !is_right)
+          X509_STORE_CTX_set_error(at.native_handle(), X509_V_ERR_HOSTNAME_MISMATCH);
+        return is_right;
+      });
+  Error error;
+  asio::ip::make_address(host, error);
+  const bool is_name = error.failed();
+  if (is_name) SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());
+  co_await tls_->async_handshake(ssl::stream_base::client, into(error));
+  co_return error;
+}
+
+std::string ClientStream::certificate_error() {
+  const long why = SSL_get_verify_result(tls_->native_handle());
+  return why == X509_V_OK ? "" : X509_verify_cert_error_string(why);
+}
+
+bool ClientStream::has_received() {
+  return tls_ && (SSL_has_pending(tls_->native_handle()) != 0 ||
+                  BIO_ctrl_pending(SSL_get_rbio(tls_->native_handle())) > 0);
 }
 
 asio::awaitable<ClientStream::Error> ClientStream::shut_down() {

@@ -1,5 +1,5 @@
-// TLS certificates of servers and what their clients trust, and the byte stream of one client: a
-// TCP socket, or TLS over one.
+// TLS certificates of servers and what their clients trust, and the byte stream between one client
+// and a server: a TCP socket, or TLS over one.
 #pragma once
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
@@ -26,6 +26,7 @@ inline auto into(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
 }
 
+// Of a server's client, or of a client's server.
 class ClientStream {
  public:
   using Socket = boost::asio::ip::tcp::socket;
@@ -38,9 +39,17 @@ class ClientStream {
 
   executor_type get_executor() { return socket_.get_executor(); }
   Socket& socket() { return socket_; }  // below TLS
+  const Socket& socket() const { return socket_; }
 
   // Does the TLS handshake; to be called before anything is read or written.
   boost::asio::awaitable<Error> handshake();
+  // The same of a client, on a stream without TLS that is connected. The server's certificate must
+  // be one that `trust`, of trusting_context(), trusts, and name the host, or its IP address.
+  boost::asio::awaitable<Error> start_tls(boost::asio::ssl::context& trust, std::string host);
+  // After an error of start_tls(): what is wrong with the certificate; empty: nothing.
+  std::string certificate_error();
+  // Whether bytes were received by TLS that have not been read.
+  bool has_received();
   // Ends writing: TLS shutdown, or shutdown of the socket's sending side.
   boost::asio::awaitable<Error> shut_down();
 

@@ -91,9 +91,7 @@ std::vector<StageLayers> even_stages(int n_layers, int n_stages) {
 // The workers of a placement, and no others, are connected.
 void require_workers_as_placed(const ModelOptions& options, const Subject& subject,
                                const Placement& placement) {
-  std::string workers;
-  for (const DeviceId d : worker_devices(placement))
-    workers += (workers.empty() ? "" : ", ") + device_name(d);
+  const std::string workers = device_names(worker_devices(placement));
   if (subject.on_workers.empty()) {
     require(workers.empty(),
             "{} has experts on workers ({}): start `tandem worker --placement {}` there, and name "

@@ -67,7 +67,7 @@ asio::awaitable<void> Registration::find_url() {
   if (reply.local_host.empty()) {
     report(fmt::format("not registered at {} yet: {}", options_.router.url(), reply.error));
   } else {
-    set_url((options_.https ? "https://" : "http://") + reply.local_host);
+    set_url(options_.scheme + reply.local_host);
   }
 }
 

@@ -17,12 +17,12 @@ class Registration {
  public:
   struct Options {
     HttpAddress router;
-    std::string url;     // under which the router reaches this server; empty: the IP address of
-                         // the connection to the router
-    bool https = false;  // of such a URL
-    std::string router_ca = {};  // of trusting_context(), for a router's https
-    bool adds_port = true;       // that of set_port(), to the URL
-    std::string api_key = {};    // of the router; empty: none
+    std::string url;  // under which the router reaches this server; empty: the IP address of
+                      // the connection to the router
+    std::string scheme = "http://";  // of such a URL
+    std::string router_ca = {};      // of trusting_context(), for a router's https
+    bool adds_port = true;           // that of set_port(), to the URL
+    std::string api_key = {};        // of the router; empty: none
     std::function<void(const std::string&)> log = [](const std::string&) {};
     HttpClient::Seconds period{2}, most{2};  // from one call to the next, and for each
   };
