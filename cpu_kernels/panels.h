@@ -191,10 +191,10 @@ void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& ran
 // least a block's bytes of a panel); 64-byte lines of row scales.
 constexpr int kAheadOfFew = 2048, kAheadOfMany = 8192, kScalesAhead = 8;
 
-// Prefetches weights into the level-2 cache: the few line fill buffers of level 1 stay free for
-// what is read now, and more requests are in flight. With high memory latency this gains up to a
-// third.
-[[maybe_unused]] void fetch_weights(const char* from) { __builtin_prefetch(from, 0, 2); }
+// Prefetches weights or their scales into the level-2 cache: the few line fill buffers of level 1
+// stay free for what is read now, and more requests are in flight. With high memory latency this
+// gains up to a third.
+[[maybe_unused]] void fetch_weights(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 // Fetches what b.ahead points to while some panels are multiplied: their share of the lines of each
 // panel of the group, a line of each panel in turn. The hardware prefetcher continues four streams,
@@ -217,8 +217,8 @@ class LinesAhead {
   uint64_t n_ = 0;
 };
 
-void prefetch(const void* from, int n_bytes) {
-  for (int i = 0; i < n_bytes; i += 64) __builtin_prefetch(bytes(from) + i);
+void fetch_weights(const void* from, int n_bytes) {
+  for (int i = 0; i < n_bytes; i += 64) fetch_weights(bytes(from) + i);
 }
 
 struct PanelPlace {
@@ -244,6 +244,7 @@ class PanelScales {
       kind_ = Kind::kGroups;
       groups_ = reinterpret_cast<const bf16*>(w.scales + panel / kScalePanels * w.scale_stride) +
                 panel % kScalePanels * kPanelRows;
+      begins_line_ = panel % 2 == 0;
       return;
     }
     if (w.type == WeightType::kI4TwoLevel) {
@@ -291,22 +292,23 @@ class PanelScales {
   // Prefetches the scales of the first blocks.
   void prefetch_first() const {
     if (kind_ == Kind::kGroups)
-      return prefetch(groups_, kMaxParts * kScalePanels * kPanelRows * sizeof(bf16));
-    if (kind_ != Kind::kNone) prefetch(rows_[0], kScalesAhead * 64);
+      return fetch_weights(groups_, kMaxParts * kScalePanels * kPanelRows * sizeof(bf16));
+    if (kind_ != Kind::kNone) fetch_weights(rows_[0], kScalesAhead * 64);
   }
   // Returns n blocks' scales as kI4 stores them and prefetches as many, of the next block of
-  // columns or later ones.
+  // columns or later ones. Two panels' scales are one line, which the first of them fetches.
   const bf16* stored(int block, int n) const {
     const bf16* const from = groups_ + block * kScalePanels * kPanelRows;
     const int ahead = n > kScalesAhead ? n : kScalesAhead;
-    for (int i = 0; i < n; ++i) __builtin_prefetch(from + (ahead + i) * kScalePanels * kPanelRows);
+    for (int i = 0; i < n && begins_line_; ++i)
+      fetch_weights(from + (ahead + i) * kScalePanels * kPanelRows);
     return from;
   }
   // Returns [n][16] scales, in place or in `room`, and prefetches later ones.
   const float* read(int block, int n, float (*room)[kPanelRows]) const {
     if (kind_ == Kind::kRows) {
       const float* const scale = rows_[0] + block * kPanelRows;
-      for (int i = 0; i < n; ++i) __builtin_prefetch(scale + (i + kScalesAhead) * kPanelRows);
+      for (int i = 0; i < n; ++i) fetch_weights(scale + (i + kScalesAhead) * kPanelRows);
       return scale;
     }
     if (kind_ == Kind::kGroups) stored(block, n);  // prefetches
@@ -318,6 +320,7 @@ class PanelScales {
   enum class Kind { kNone, kOne, kRows, kGroups, kSeveral } kind_ = Kind::kNone;
   const float* rows_[kPanelRows];
   const bf16* groups_ = nullptr;
+  bool begins_line_ = false;  // whether groups_ is the beginning of a cache line
 };
 
 // Divides the columns of a matrix, left to right, where scales change.
@@ -407,10 +410,10 @@ void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
             b.scale[p] = scales[p].read(scale_block, b.n / b.part, scale_room[p]);
           }
           if (last) {
-            prefetch(after[p].data(), kAheadOfFew);
+            fetch_weights(after[p].data(), kAheadOfFew);
             PanelScales(*after[p].w, after[p].panel).prefetch_first();
             if (a.x.type == ActivationType::kU8)
-              __builtin_prefetch(sums_of_rows(a.w, range.first + panel + p));
+              fetch_weights(sums_of_rows(a.w, range.first + panel + p));
           }
           if (two_level) {
             const int64_t group = b.col / b.group;
@@ -422,7 +425,7 @@ void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
           const int8_t* const then = last
                                          ? two_level_multipliers(*after[0].w, after[0].panel)
                                          : b.multipliers[0] + int64_t{b.n / b.group} * kMultipliers;
-          prefetch(then, min(order.part, a.k) / b.group * kMultipliers);
+          fetch_weights(then, min(order.part, a.k) / b.group * kMultipliers);
         }
         add_block(b, first, m, sums);
       }

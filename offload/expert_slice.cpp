@@ -248,9 +248,9 @@ void ExpertSlice::add_output(int64_t g, int first_row, int64_t next_group, int n
                  .next = &next,
                  .next_row = next_row});
   for (int i = 0; i < group.n; ++i) {
-    float* to = sum_.row<float>(pairs_->tokens[group.first + i]) + first_row;
-    const float weight = pairs_->weights[group.first + i];
-    for (int r = 0; r < n_rows; ++r) to[r] += weight * part[i * kRows + r];
+    const cpu::WeightedRow row = {part + i * kRows, pairs_->weights[group.first + i]};
+    float* const to = sum_.row<float>(pairs_->tokens[group.first + i]) + first_row;
+    kernels_.add_rows({&row, 1, cpu::ActivationType::kF32, to, n_rows});
   }
 }
 

@@ -87,7 +87,6 @@ struct TileRow : RowFormat {
   static constexpr int kColumns = kPartColumns, kAhead = kAheadOfFew,
                        kXBytes = columns_of_step(kType) * sizeof(bf16),
                        kTileBytes = kTileColumns / columns_of_step(kType) * kStepBytes;
-  static constexpr bool kAlways = true;
 };
 
 struct TileRowOfBf16 : TileRow<WeightType::kBF16> {

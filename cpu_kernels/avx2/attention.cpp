@@ -45,8 +45,7 @@ void to_lanes(const float* rows, int64_t stride, int n_rows, int dim, Lanes* to)
     for (int half = 0; half < kPanelQueries; half += kLanes) {
       __m256i r[8] = {};
       for (int i = 0; i < kLanes && half + i < n_rows; ++i)
-        r[i] = _mm256_castps_si256(
-            _mm256_maskload_ps(rows + (half + i) * stride + c, lane_mask(dim - c)));
+        r[i] = _mm256_castps_si256(load_floats(rows + (half + i) * stride + c, dim - c));
       transpose(r);
       for (int i = 0; i < kLanes; ++i)
         _mm256_store_si256(reinterpret_cast<__m256i*>(to[c + i].of + half), r[i]);
@@ -61,8 +60,7 @@ void from_lanes(const Lanes* from, int n_rows, int dim, float* rows, int64_t str
         r[i] = _mm256_load_si256(reinterpret_cast<const __m256i*>(from[c + i].of + half));
       transpose(r);
       for (int i = 0; i < kLanes && half + i < n_rows; ++i)
-        _mm256_maskstore_ps(rows + (half + i) * stride + c, lane_mask(dim - c),
-                            _mm256_castsi256_ps(r[i]));
+        store_floats(rows + (half + i) * stride + c, dim - c, _mm256_castsi256_ps(r[i]));
     }
 }
 

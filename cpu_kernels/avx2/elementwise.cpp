@@ -36,7 +36,7 @@ void widen(const void* from, int64_t n, float* to) {
   if (i == n) return;
   alignas(32) char tail[32] = {};
   __builtin_memcpy(tail, p + i * Load::kBytes, (n - i) * Load::kBytes);
-  _mm256_maskstore_ps(to + i, lane_mask(static_cast<int>(n - i)), Load::load(tail));
+  store_floats(to + i, n - i, Load::load(tail));
 }
 
 // acc[i][j] += x[i] . w[j] over n columns, lane by lane.
@@ -75,20 +75,17 @@ void rms_norm(const RmsNormArgs& a) {
   const float scale = 1 / __builtin_sqrtf(sum_lanes(acc[0][0]) / static_cast<float>(a.n) + a.eps);
   const __m256 s = _mm256_set1_ps(scale);
   for (int i = 0; i < a.n; i += kLanes) {
-    const __m256i mask = lane_mask(a.n - i);
-    const __m256 x = _mm256_maskload_ps(a.x + i, mask), gain = _mm256_maskload_ps(a.gain + i, mask);
-    _mm256_maskstore_ps(a.out + i, mask, _mm256_mul_ps(_mm256_mul_ps(x, s), gain));
+    const __m256 x = load_floats(a.x + i, a.n - i), gain = load_floats(a.gain + i, a.n - i);
+    store_floats(a.out + i, a.n - i, _mm256_mul_ps(_mm256_mul_ps(x, s), gain));
   }
 }
 
 void silu_mul(const SiluMulArgs& a) {
   for (int64_t i = 0; i < a.n; i += kLanes) {
-    const __m256i mask = lane_mask(static_cast<int>(a.n - i < kLanes ? a.n - i : kLanes));
-    const __m256 gate = _mm256_maskload_ps(a.gate + i, mask),
-                 up = _mm256_maskload_ps(a.up + i, mask);
+    const __m256 gate = load_floats(a.gate + i, a.n - i), up = load_floats(a.up + i, a.n - i);
     const __m256 below =
         _mm256_add_ps(_mm256_set1_ps(1), exp(_mm256_sub_ps(_mm256_setzero_ps(), gate)));
-    _mm256_maskstore_ps(a.out + i, mask, _mm256_mul_ps(_mm256_div_ps(gate, below), up));
+    store_floats(a.out + i, a.n - i, _mm256_mul_ps(_mm256_div_ps(gate, below), up));
   }
 }
 

@@ -286,9 +286,6 @@ void gemm(const GemmArgs& a) {
                                         : gemm_i4_words<Groups::kSome>(a);
 }
 
-// The first n of 8 floats, padded with zeros.
-__m256 load_floats(const float* from, int n) { return _mm256_maskload_ps(from, lane_mask(n)); }
-
 void encode(const EncodeArgs& a) {
   __m256 max = _mm256_setzero_ps();
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));

@@ -12,6 +12,18 @@ inline __m256i lane_mask(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+// The first n of 8 floats; the other lanes are 0.
+inline __m256 load_floats(const float* from, int64_t n) {
+  return n >= kLanes ? _mm256_loadu_ps(from)
+                     : _mm256_maskload_ps(from, lane_mask(static_cast<int>(n)));
+}
+
+// Stores the first n of 8 floats. AMD's cores take 12 to 20 cycles for a masked store.
+inline void store_floats(float* to, int64_t n, __m256 v) {
+  if (n >= kLanes) return _mm256_storeu_ps(to, v);
+  _mm256_maskstore_ps(to, lane_mask(static_cast<int>(n)), v);
+}
+
 inline __m256i load(const char* from) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
 }

@@ -268,9 +268,7 @@ void lift_rows(const GemmArgs& a, const Block& b, int first, int m, float factor
     int c = 0;
     for (; c + kLanes <= b.n; c += kLanes)
       _mm256_store_ps(to[i] + c, _mm256_mul_ps(times, _mm256_loadu_ps(x + c)));
-    if (c < b.n)
-      _mm256_store_ps(to[i] + c,
-                      _mm256_mul_ps(times, _mm256_maskload_ps(x + c, lane_mask(b.n - c))));
+    if (c < b.n) _mm256_store_ps(to[i] + c, _mm256_mul_ps(times, load_floats(x + c, b.n - c)));
   }
 }
 
@@ -374,10 +372,9 @@ void gemm_transposed(const GemmArgs& a) {
           }
         }
         float* const out = a.out + i * a.out_stride + col;
-        const __m256i wanted = lane_mask(n);
-        const __m256 before = first == 0 ? __m256{} : _mm256_maskload_ps(out, wanted);
+        const __m256 before = first == 0 ? __m256{} : load_floats(out, n);
         const __m256 sum = _mm256_mul_ps(sum_lanes(acc), _mm256_set1_ps(Type::kUnit));
-        _mm256_maskstore_ps(out, wanted, _mm256_add_ps(before, sum));
+        store_floats(out, n, _mm256_add_ps(before, sum));
       }
     }
   }

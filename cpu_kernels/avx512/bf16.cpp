@@ -112,8 +112,7 @@ struct RowOfBf16 : RowFormat {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kBF16;
   static constexpr ScalesOf kScales = ScalesOf::kNothing;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
-  static constexpr bool kAlways = false;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4;
 
   [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
                                   Vector* sums) const {
@@ -128,8 +127,7 @@ struct RowOfE4m3 : RowFormat {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kF8E4M3;
   static constexpr ScalesOf kScales = ScalesOf::kPanels;
-  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 4096;
-  static constexpr bool kAlways = true;
+  static constexpr int kColumns = kScaleColumns, kXBytes = 8;
   E4m3Table table;
 
   [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
@@ -147,7 +145,7 @@ struct RowOfE4m3 : RowFormat {
 
 void gemm_bf16(const GemmArgs& a) {
   if (multiply_one_row<RowOfBf16>(a)) return;
-  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : 2 * kBlockBytes};
+  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kNearAhead : 2 * kBlockBytes};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, sizeof(bf16), first, m, sums);
   });

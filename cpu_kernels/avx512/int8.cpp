@@ -52,14 +52,19 @@ __m512 read_factors(const int8_t* from) {
 }
 __m512 read_factors(const bf16* from) { return floats(from); }
 
+// Loads what was loaded before, where GCC 12 would keep it on the stack: storing is slower.
+__m512i load_again(const char* from) { return *reinterpret_cast<const volatile __m512i*>(from); }
+
 // Widens INT4 in registers. The sums of a group of columns, exact integers, are multiplied by the
 // rows' factors for this group in float: by its scales, or with two levels by integers. The
 // latter's sums remain exact, 16 times integers below 2^24, until the rows' scales follow.
 template <int M, int N, bool kTwoLevel>
 void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
-  const __m512 unit = _mm512_set1_ps(kI4Unit);
+  constexpr int kStepColumns = 8, kColumnBytes = kStepBytes / kStepColumns;  // of a panel
   const FetchedLines<N> fetched(b, panel);
-  const int group = (kTwoLevel ? b.group : b.part) / 8, n_steps = b.n / 8;
+  const int64_t group = kTwoLevel ? b.group : b.part;
+  const char* from[N];
+  for (int p = 0; p < N; ++p) from[p] = b.w[panel + p];
   float* to = sums[0] + panel * kPanelRows;
   __asm__("" : "+r"(to));  // as in add_sums()
   __m512 totals[M][N];
@@ -68,29 +73,29 @@ void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p)
       totals[i][p] = kTwoLevel ? __m512{} : _mm512_load_ps(to + i * kGroupRows + p * kPanelRows);
-  for (int s = 0, factors = 0; s < n_steps; factors += kScalePanels * kPanelRows) {
+  for (int64_t c = 0, factors = 0; c < b.n; factors += kScalePanels * kPanelRows) {
     Integers acc[M][N];
     clear(acc);
-    for (const int end = s + group; s < end; ++s) {
-      fetched.fetch(s);
-      if constexpr (M <= kNearRows) fetch_near<N>(b, panel, s);
-      __m512i step[N], w[N];
+    for (const int64_t end = c + group; c < end; c += kStepColumns) {
+      const int64_t offset = c * kColumnBytes;
+      fetched.fetch(offset);
+      if constexpr (M <= kNearRows)
+#pragma GCC unroll 4
+        for (int p = 0; p < N; ++p) __builtin_prefetch(from[p] + offset + kNearBytes);
+      __m512i w[N];
 #pragma GCC unroll 8
-      for (int p = 0; p < N; ++p) {
-        step[p] = _mm512_load_si512(b.w[panel + p] + s * kStepBytes);
-        w[p] = first_of_i4(step[p]);
-      }
+      for (int p = 0; p < N; ++p) w[p] = first_of_i4(_mm512_load_si512(from[p] + offset));
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
-        const __m512i xs = four_columns(x[i] + s * 8);
+        const __m512i xs = four_columns(x[i] + c);
 #pragma GCC unroll 8
         for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
       }
 #pragma GCC unroll 8
-      for (int p = 0; p < N; ++p) w[p] = second_of_i4(step[p]);
+      for (int p = 0; p < N; ++p) w[p] = second_of_i4(load_again(from[p] + offset));
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
-        const __m512i xs = four_columns(x[i] + s * 8 + 4);
+        const __m512i xs = four_columns(x[i] + c + 4);
 #pragma GCC unroll 8
         for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
       }
@@ -104,6 +109,7 @@ void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
         totals[i][p] = _mm512_fmadd_ps(floats(acc[i][p]), factor, totals[i][p]);
     }
   }
+  const __m512 unit = _mm512_set1_ps(kI4Unit);
 #pragma GCC unroll 8
   for (int p = 0; p < N; ++p) {
     const __m512 scale =
@@ -145,8 +151,7 @@ struct RowOfI8 : RowFormat {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI8;
   static constexpr ScalesOf kScales = ScalesOf::kRows;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
-  static constexpr bool kAlways = false;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4;
 
   [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
                                   Vector* sums) const {
@@ -161,9 +166,8 @@ struct RowOfI4 : RowFormat {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI4;
   static constexpr ScalesOf kScales = kScalesOf;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 4096;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 8;
   static constexpr float kUnit = kI4Unit;
-  static constexpr bool kAlways = true;
 
   [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
                                   Vector* sums) const {
@@ -180,7 +184,7 @@ struct RowOfI4 : RowFormat {
 void gemm_i8(const GemmArgs& a) {
   if (multiply_one_row<RowOfI8>(a)) return;
   const Order order = {.part = kColumns,
-                       .ahead = a.m <= kMaxRows ? kAheadOfFew : kColumns / 2 * kStepBytes};
+                       .ahead = a.m <= kMaxRows ? kNearAhead : kColumns / 2 * kStepBytes};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, 1, first, m, sums);
   });

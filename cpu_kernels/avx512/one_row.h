@@ -16,15 +16,15 @@ static_assert(kGroup == kScalePanels);
 //                   part is a group, and sums span kColumns
 //   kXBytes         bytes of x that a step takes
 //   kUnit           unit of the sums
-//   kAhead          prefetch distance: the last kAhead bytes of a panel fetch the next group
-//   kAlways         true: earlier bytes are prefetched too; false: left to the hardware
+//   kAhead          prefetch distance in bytes of a panel: the parts of its last kAhead bytes, at
+//                   least the last part, fetch the beginning of the next group
 //   kLevel          the cache that weights are fetched into, 1 or 2
 //   Vector          sums of 16 rows in a part; floats() of it is added to the row's sums
 //   kTileBytes      bytes of a panel after which end_tile(sums) is called; 0: never
 //   add(x, w, stride, sums)  adds a step of four panels
 // What most of them have:
 struct RowFormat {
-  static constexpr int kTileBytes = 0, kLevel = 2;
+  static constexpr int kTileBytes = 0, kAhead = kNearAhead, kLevel = 2;
   static constexpr float kUnit = 1;
 };
 
@@ -73,7 +73,7 @@ template <ScalesOf kScales>
 void fetch_scales(const float* from, int64_t stride) {
   if (!from) return;
   for (int p = 0; p < (kScales == ScalesOf::kRows ? kGroup : 1); ++p)
-    prefetch(from + p * stride, kScaleLines * 64);
+    fetch_weights(from + p * stride, kScaleLines * 64);
 }
 
 // Adds a group's sums times the rows' multipliers.
@@ -87,8 +87,8 @@ void fetch_scales(const float* from, int64_t stride) {
   }
 }
 
-// Adds n_bytes of steps of four panels; if kFetch, fetches as many bytes at `ahead`.
-template <bool kFetch, class Format>
+// Adds n_bytes of steps of four panels and fetches as many bytes at `ahead`.
+template <class Format>
 [[gnu::always_inline]] inline void add_steps(const Format& format, const char* x, const char* w,
                                              const char* ahead, int64_t stride, int64_t n_bytes,
                                              typename Format::Vector* sums) {
@@ -96,12 +96,10 @@ template <bool kFetch, class Format>
     const bool in_tiles = Format::kTileBytes > 0 && end - w > Format::kTileBytes;
     for (const char* const stop = in_tiles ? w + Format::kTileBytes : end; w < stop;
          w += kStepBytes, x += Format::kXBytes) {
-      if constexpr (kFetch) {
 #pragma GCC unroll 4
-        for (int p = 0; p < kGroup; ++p)
-          __builtin_prefetch(ahead + p * stride, 0, Format::kLevel == 1 ? 3 : 2);
-        ahead += kStepBytes;
-      }
+      for (int p = 0; p < kGroup; ++p)
+        __builtin_prefetch(ahead + p * stride, 0, Format::kLevel == 1 ? 3 : 2);
+      ahead += kStepBytes;
       format.add(x, w, stride, sums);
     }
     if constexpr (Format::kTileBytes > 0) format.end_tile(sums);
@@ -173,13 +171,13 @@ template <class Format>
         if (kScales == ScalesOf::kRows && scale_step > 0)
           for (const float* from : scale) __builtin_prefetch(from + kScalesAhead * kPanelRows);
         if (kScales == ScalesOf::kGroups)
-          prefetch(scale[0] + kGroupScalesAhead, kGroupScales * sizeof(float));
+          fetch_weights(scale[0] + kGroupScalesAhead, kGroupScales * sizeof(float));
         if (kScales == ScalesOf::kTwoLevels)
           __builtin_prefetch(scale[0] + kScalesAhead * scale_step);
-        add_steps<Format::kAlways>(format, x, w, w + Format::kAhead, stride, n, part_sums[0]);
+        add_steps(format, x, w, w + Format::kAhead, stride, n, part_sums[0]);
       } else {
         fetch_scales<kScales>(next_scale, scale_stride);
-        add_steps<true>(format, x, w, next_w, stride, n, part_sums[0]);
+        add_steps(format, x, w, next_w, stride, n, part_sums[0]);
         if (next_scale) next_scale += kScaleLines * kPanelRows;
         next_w += n;
       }

@@ -27,6 +27,9 @@ void clear(Vector (&acc)[M][N]) {
     for (int p = 0; p < N; ++p) acc[i][p] = Vector{};
 }
 
+// Prefetch distance of one row, and of one tile of weights that are not widened: bytes of a panel.
+constexpr int kNearAhead = 1024;
+
 // kFetch of a tile is the number of panels that it fetches at each step, from panel b.fetch on; or
 // this value: it reads widened steps, two per stored step, and fetches stored steps of two panels
 // alternately.
@@ -54,14 +57,9 @@ void fetch_stored(const Block& b, int panel, int s) {
   }
 }
 
-// Fetches the step kNear later into the level-1 cache: tiles of up to kNearRows rows are faster
-// than the hardware prefetcher there.
-constexpr int kNearRows = 4, kNear = 16;
-template <int N>
-[[gnu::always_inline]] inline void fetch_near(const Block& b, int panel, int step) {
-#pragma GCC unroll 4
-  for (int p = panel; p < panel + N; ++p) __builtin_prefetch(b.w[p] + (step + kNear) * kStepBytes);
-}
+// Tiles of up to kNearRows rows fetch the step kNearBytes later into the level-1 cache: they are
+// faster than the hardware prefetcher there.
+constexpr int kNearRows = 4, kNearBytes = 16 * kStepBytes;
 
 // What a pass of a tile over N panels fetches: at each step, N lines of the panels that the tile
 // fetches, divided among its passes. Without such a line it fetches the one that it reads.
@@ -78,9 +76,9 @@ class FetchedLines {
                                 : b.w[panel];
     }
   }
-  [[gnu::always_inline]] void fetch(int step) const {
+  [[gnu::always_inline]] void fetch(int64_t offset) const {
 #pragma GCC unroll 4
-    for (int l = 0; l < N; ++l) fetch_weights(from_[l] + step * kStepBytes);
+    for (int l = 0; l < N; ++l) fetch_weights(from_[l] + offset);
   }
 
  private:
