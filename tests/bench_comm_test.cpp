@@ -170,7 +170,8 @@ TEST(BenchComm, ExchangesMoveTheBytesThatMpiMoves) {
     BenchInput own = bench;
     own.options.ranks = &ranks;
     std::vector<Json> rows;
-    bench_exchanges(own, kTokens, [&](const Json& row) { rows.push_back(row); });
+    bench_exchanges(own, HostLayout::one_host(2), kTokens,
+                    [&](const Json& row) { rows.push_back(row); });
     const int64_t fp8 = row_bytes(RowFormat::kFp8), bf16 = row_bytes(RowFormat::kBf16),
                   f32 = row_bytes(RowFormat::kF32);
     const struct {

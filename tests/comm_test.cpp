@@ -180,8 +180,8 @@ TEST(Comm, RanksMaySleepWhileTheyWait) {
 TEST(Comm, MessagesMayBeDelayed) {
   using std::chrono::milliseconds;
   run_local_ranks({3}, [](Group& group) {
-    check_group(*make_delayed(group, std::chrono::microseconds(20)));
-    const auto delayed = make_delayed(group, milliseconds(20));
+    check_group(*make_delayed(group, {.delay = std::chrono::microseconds(20)}));
+    const auto delayed = make_delayed(group, {.delay = milliseconds(20)});
     delayed->set_patience({std::chrono::seconds(20), true});
     const auto window = delayed->allocate_window(64);
     const auto took = [&](milliseconds late, const auto& call) {

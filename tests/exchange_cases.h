@@ -167,13 +167,14 @@ struct ExpectedRow {
 };
 
 // n_cases of one kind; `kernels` of any instruction set.
-inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const ExchangeKind& kind,
-                           int64_t dim, int n_cases) {
+inline void check_exchange(HostGroups& groups, const cpu::KernelTable& kernels,
+                           const ExchangeKind& kind, int64_t dim, int n_cases) {
+  Group& group = groups.all();
   const RowCodec there(kernels, kind.there, dim), back(kernels, kind.back, dim);
   // Float sums of at most nine terms, and one rounding of each answer to BF16.
   const double epsilon = 0x1p-20 + (kind.back == RowFormat::kBf16 ? 0x1p-8 : 0);
   ExchangeCase c(0, group.size(), dim);
-  const auto exchange = make_exchange(kind.mode, group, c.owners, kernels,
+  const auto exchange = make_exchange(kind.mode, groups, c.owners, kernels,
                                       {.dim = int(dim),
                                        .n_active = kActive,
                                        .max_tokens = kMaxTokens,

@@ -67,10 +67,11 @@ double run_lane_steps(
   run_local_ranks(ranks, [&](Group& group) {
     const ExpertOwners owners = even_owners(c, group.size());
     MultiplyingExperts mine(setting.pause);
-    const auto delayed = make_delayed(group, setting.delay);
+    const auto delayed = make_delayed(group, {.delay = setting.delay});
     Group& used = setting.delay.count() > 0 ? *delayed : group;
-    ExchangedExperts pool({used, setting.grid, owners, kernels, c, mine, kMaxLaneTokens,
-                           RowFormat::kF32, setting.mode, setting.micro_batches, setting.patience});
+    ExchangedExperts pool({used, HostLayout::one_host(group.size()), setting.grid, owners, kernels,
+                           c, mine, kMaxLaneTokens, RowFormat::kF32, setting.mode,
+                           setting.micro_batches, setting.patience});
     const int replica = setting.grid.replica_of(group.rank()), n = setting.micro_batches;
     EXPECT_EQ(pool.micro_batches({}, false), n);
     const auto start = Clock::now();
@@ -144,13 +145,14 @@ TEST(ExchangedExperts, TakeTheMemoryThatTheySay) {
       group.barrier();
       const int64_t before = mapped_bytes();
       group.barrier();
-      const ExchangedExperts experts(
-          {group, grid, owners, kernels, config, mine, kTokens, RowFormat::kF32, mode});
+      const ExchangedExperts experts({group, HostLayout::one_host(kRanks), grid, owners, kernels,
+                                      config, mine, kTokens, RowFormat::kF32, mode});
       group.barrier();
       if (group.rank() == 0) mapped = mapped_bytes() - before;
       group.barrier();
     });
-    int64_t of_rank = ExchangedExperts::bytes_for(config, grid, kTokens, mode, 1);
+    int64_t of_rank =
+        ExchangedExperts::bytes_for(config, grid, HostLayout::one_host(kRanks), kTokens, mode, 1);
     if (mode == ExchangeMode::kGather)
       of_rank -= int64_t{kRanks} * (kTokens + kDecodeTokens) * config.dim * 4;
     EXPECT_NEAR(static_cast<double>(mapped), static_cast<double>(kRanks * of_rank),

@@ -26,7 +26,8 @@ namespace {
 
 void check_exchanges(Group& group) {
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
-  for (const ExchangeKind& kind : exchange_kinds()) check_exchange(group, kernels, kind, 300, 4);
+  HostGroups groups(group, HostLayout::one_host(group.size()));
+  for (const ExchangeKind& kind : exchange_kinds()) check_exchange(groups, kernels, kind, 300, 4);
 }
 
 // Threads whose ranks sleep or spin while they wait, beside the thread of the world.

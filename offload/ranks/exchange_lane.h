@@ -30,8 +30,9 @@ class ExchangeLane {
     const int64_t row = int64_t{limits.max_tokens} * limits.dim * 4;
     return row * limits.n_ranks + (travels_apart ? row : 0);
   }
-  // The group outlives the object. `travels_apart`: the lane has a thread.
-  ExchangeLane(Group& group, const Limits& limits, Patience patience, bool travels_apart);
+  // The groups outlive the object. `travels_apart`: the lane has a thread, and the groups for
+  // itself.
+  ExchangeLane(HostGroups& groups, const Limits& limits, Patience patience, bool travels_apart);
 
   // Steps with more than decode_tokens use `prompts`, others use `decode` if there is one.
   void use(ExchangeWay prompts, ExchangeWay decode);
@@ -71,7 +72,7 @@ class ExchangeLane {
   void start(const std::function<void()>& call);
   void wait();
 
-  Group& group_;
+  HostGroups& groups_;
   const Limits limits_;
   const Patience patience_;
   ExchangeWay prompts_, decode_;

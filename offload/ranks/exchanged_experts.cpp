@@ -48,22 +48,23 @@ ExchangedExperts::ExchangedExperts(const ExchangedParts& parts)
   for (int i = 0; i < n_tickets(p_.micro_batches); ++i) add_lane(i);
 }
 
-int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid, int max_tokens,
+int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid,
+                                    const HostLayout& hosts, int max_tokens,
                                     std::optional<ExchangeMode> mode, int micro_batches) {
-  const int n_ranks = grid.n_ranks();
   const auto of_way = [&](int n_tokens) {
     const ExchangeShape shape = {
         .dim = config.dim, .n_active = config.router.n_active, .max_tokens = n_tokens};
-    if (mode) return exchange_bytes(*mode, n_ranks, shape);
+    if (mode) return exchange_bytes(*mode, hosts, shape);
     int64_t most = 0;
     for (const ExchangeMode m : kExchangeModes)
-      most = std::max(most, exchange_bytes(m, n_ranks, shape));
+      most = std::max(most, exchange_bytes(m, hosts, shape));
     return most;
   };
   int64_t sum = 0;
   for (int i = 0; i < n_tickets(micro_batches); ++i) {
     const int most = most_tokens_of_rank(grid, i, max_tokens);
-    sum += ExchangeLane::bytes_for({n_ranks, most, kDecodeTokens, config.dim}, micro_batches != 1) +
+    sum += ExchangeLane::bytes_for({grid.n_ranks(), most, kDecodeTokens, config.dim},
+                                   micro_batches != 1) +
            of_way(most) + (most > kDecodeTokens ? of_way(kDecodeTokens) : 0);
   }
   return sum;
@@ -73,37 +74,43 @@ int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid
 void ExchangedExperts::add_lane(int number) {
   const bool has_thread = p_.micro_batches != 1;
   if (has_thread) groups_.push_back(p_.group.split(0));
-  Group& group = has_thread ? *groups_.back() : p_.group;
+  host_groups_.push_back(
+      std::make_unique<HostGroups>(has_thread ? *groups_.back() : p_.group, p_.hosts));
+  HostGroups& groups = *host_groups_.back();
   const int n_ranks = p_.grid.n_ranks();
   const int most = most_tokens_of_rank(p_.grid, number, p_.max_tokens);
   const bool is_first = lanes_.empty();
   auto lane = std::make_unique<ExchangeLane>(
-      group, ExchangeLane::Limits{n_ranks, most, kDecodeTokens, static_cast<int>(p_.config.dim)},
+      groups, ExchangeLane::Limits{n_ranks, most, kDecodeTokens, static_cast<int>(p_.config.dim)},
       p_.patience, has_thread);
   ExchangeWay decode;
-  ExchangeWay prompts = way_for(group, most, is_first ? p_.mode : lanes_[0]->prompts().mode);
+  ExchangeWay prompts = way_for(groups, most, is_first ? p_.mode : lanes_[0]->prompts().mode);
   if (most > kDecodeTokens)
-    decode = way_for(group, kDecodeTokens, is_first ? p_.mode : lanes_[0]->decode().mode);
+    decode = way_for(groups, kDecodeTokens, is_first ? p_.mode : lanes_[0]->decode().mode);
   lane->use(std::move(prompts), std::move(decode));
   lanes_.push_back(std::move(lane));
 }
 
 std::string ExchangedExperts::modes() const {
   const ExchangeLane& lane = *lanes_[0];
-  const char* const prompts = name_of(lane.prompts().mode);
-  const char* const decode = lane.decode().exchange ? name_of(lane.decode().mode) : prompts;
+  const auto name = [&](ExchangeMode mode) {
+    const bool once = mode == ExchangeMode::kAllToAll && p_.hosts.has_two_levels();
+    return std::string(name_of(mode)) + (once ? " (once to each host)" : "");
+  };
+  const std::string prompts = name(lane.prompts().mode);
+  const std::string decode = lane.decode().exchange ? name(lane.decode().mode) : prompts;
   return fmt::format("prompts by {}, decode by {}", prompts, decode);
 }
 
 // The mode that is asked for, or the fastest one of those that the ranks can use.
-ExchangeWay ExchangedExperts::way_for(Group& group, int max_tokens,
+ExchangeWay ExchangedExperts::way_for(const HostGroups& groups, int max_tokens,
                                       std::optional<ExchangeMode> mode) {
   const ExchangeShape shape{.dim = static_cast<int>(p_.config.dim),
                             .n_active = p_.config.router.n_active,
                             .max_tokens = max_tokens,
                             .there = p_.there};
   const auto make = [&](ExchangeMode m) {
-    return make_exchange(m, group, p_.owners, p_.kernels, shape);
+    return make_exchange(m, groups, p_.owners, p_.kernels, shape);
   };
   if (mode) return {*mode, make(*mode)};
   ExchangeWay best{};
