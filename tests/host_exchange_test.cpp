@@ -171,8 +171,10 @@ Traffic traffic_on(const Hosts& hosts, bool in_turns) {
     for (const bool once : {true, false}) {
       std::atomic<int64_t> sent{0};
       const auto counted = make_delayed(group, {.host_of_rank = hosts, .bytes_sent = &sent});
-      const HostGroups groups(*counted, once ? layout : HostLayout::one_host(n_ranks));
-      const auto exchange = make_exchange(ExchangeMode::kAllToAll, groups, owners, kernels, shape);
+      const HostGroups groups(*counted, layout);
+      ExchangeShape of_way = shape;
+      of_way.once_to_each_host = once;
+      const auto exchange = make_exchange(ExchangeMode::kAllToAll, groups, owners, kernels, of_way);
       std::mt19937 same(group.rank());
       for (int round = 0; round < kRounds; ++round) {
         std::vector<int32_t> ids = random_experts(config.router, kTokens, same);

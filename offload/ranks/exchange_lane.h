@@ -11,9 +11,13 @@
 
 namespace tandem {
 
-// A mode of exchange, and the exchange; none if another one is used.
-struct ExchangeWay {
+// How rows travel, and the exchange; none if another one is used.
+struct ExchangeChoice {
   ExchangeMode mode = ExchangeMode::kGather;
+  bool once_to_each_host = true;  // ExchangeShape::once_to_each_host
+};
+struct ExchangeWay {
+  ExchangeChoice choice = {};
   std::unique_ptr<ExpertExchange> exchange;
 };
 

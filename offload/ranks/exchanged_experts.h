@@ -44,7 +44,8 @@ class ExchangedExperts final : public ExpertPool {
   // ExchangedParts. Which mode is faster, and in which format rows travel, is not known before.
   static int64_t bytes_for(const ModelConfig& config, BackboneGrid grid, const HostLayout& hosts,
                            int max_tokens, std::optional<ExchangeMode> mode, int micro_batches);
-  // "prompts by all-to-all, decode by gather"; where it holds, "all-to-all (once to each host)"
+  // "prompts by all-to-all, decode by gather"; between hosts of several ranks "all-to-all (once to
+  // each host)" or "all-to-all (to each rank)"
   std::string modes() const;
 
   bool waits(Ticket ticket) override { return lanes_[ticket]->is_apart(); }
@@ -60,7 +61,9 @@ class ExchangedExperts final : public ExpertPool {
  private:
   static constexpr int kDecodeTokens = 64;  // of a rank in a step that counts as decode
   void add_lane(int number);
-  ExchangeWay way_for(const HostGroups& groups, int max_tokens, std::optional<ExchangeMode> mode);
+  ExchangeWay way_for(const HostGroups& groups, int max_tokens,
+                      std::optional<ExchangeChoice> asked);
+  std::string name_of(ExchangeChoice choice) const;
   double seconds_of(ExpertExchange& exchange, int n_tokens);
   Ticket start(const ExpertBatch& batch) override;
   void compute(Ticket ticket);

@@ -7,7 +7,7 @@ namespace {
 
 // Rows of single experts are not added up on their way, so hosts have no sums of them.
 bool crosses_once(ExchangeMode mode, const HostLayout& layout, const ExchangeShape& shape) {
-  return mode == ExchangeMode::kAllToAll && layout.has_two_levels() &&
+  return mode == ExchangeMode::kAllToAll && layout.has_two_levels() && shape.once_to_each_host &&
          shape.returned == ReturnedRows::kPerRank;
 }
 

@@ -18,8 +18,9 @@ enum class ExchangeMode : uint8_t {
   // All rows go to all ranks, and their sums are reduced.
   kGather,
   // A row goes once to each rank that has one of its experts: first the numbers of rows, then the
-  // rows. Where a host has several ranks it crosses once to that host, which sends it on
-  // (host_exchange.cpp).
+  // rows. To hosts of several ranks it crosses once, unless the shape says otherwise, and is sent
+  // on
+  // there (host_exchange.cpp).
   kAllToAll,
   // A row goes to each of those ranks through windows: buffers of fixed size in which the number of
   // rows stands before the rows. No rank waits for another one to learn a size.
@@ -51,6 +52,7 @@ struct ExchangeShape {
   RowFormat there = RowFormat::kF32;
   RowFormat back = RowFormat::kF32;  // kF32, or kBf16 for kAllToAll and kLowLatency
   ReturnedRows returned = ReturnedRows::kPerRank;
+  bool once_to_each_host = true;  // kAllToAll between hosts of several ranks; else to each rank
 };
 
 // The exchange of one ticket: two micro-batches in flight need two. All ranks make the same calls

@@ -266,10 +266,12 @@ void HostExchange::combine(TensorView sums, TensorView y) {
 void HostExchange::write_sum(int64_t row, std::byte* out) {
   const std::span<const cpu::WeightedRow> terms = within_->terms_of(row);
   if (terms.size() == 1) return back_.encode(static_cast<const float*>(terms[0].row), out);
-  std::fill(sum_.begin(), sum_.end(), 0.f);
-  p_.kernels.add_rows({terms.data(), static_cast<int>(terms.size()), cpu::ActivationType::kF32,
-                       sum_.data(), p_.shape.dim});
-  back_.encode(sum_.data(), out);
+  const bool floats = p_.shape.back == RowFormat::kF32;
+  float* const sum = floats ? reinterpret_cast<float*>(out) : sum_.data();
+  std::fill_n(sum, p_.shape.dim, 0.f);
+  p_.kernels.add_rows(
+      {terms.data(), static_cast<int>(terms.size()), cpu::ActivationType::kF32, sum, p_.shape.dim});
+  if (!floats) back_.encode(sum, out);
 }
 
 }  // namespace

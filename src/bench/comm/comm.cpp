@@ -116,20 +116,23 @@ void bench_comm(const BenchInput& input, const OnRow& on_row) {
   bench_network(bench, on_row);
 }
 
+// Of the first column: "exchange all-to-all, each rank" is there between hosts only.
+int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }
+
 std::string header(const Json& row) {
   const int n_ranks = row["ranks"];
   const char* const raw = n_ranks > 1 ? "MPI" : "TCP";
-  const int n_hosts = row.value("hosts", 1);
+  const int n_hosts = row.value("hosts", 1), width = width_of_operation(n_hosts);
   const std::string on_hosts = n_hosts > 1 ? fmt::format(" on {} hosts", n_hosts) : "";
   return fmt::format(
       "{}, beside {}\n\n"
-      "| operation            | tokens | there, back |       KB |        us |   GB/s |    {} us | "
-      "over {} |{}\n"
-      "|:---------------------|-------:|:------------|---------:|----------:|-------:|----------:|"
-      "---------:|{}\n",
+      "| {:<{}} | tokens | there, back |       KB |        us |   GB/s |    {} us | over {} |{}\n"
+      "|:{:-<{}}|-------:|:------------|---------:|----------:|-------:|----------:|---------:|{}"
+      "\n",
       n_ranks > 1 ? fmt::format("{} ranks{}", n_ranks, on_hosts)
                   : "a backbone and a worker on this host",
-      row["mpi"].get<std::string>(), raw, raw, n_hosts > 1 ? " KB between hosts |" : "",
+      row["mpi"].get<std::string>(), "operation", width, raw, raw,
+      n_hosts > 1 ? " KB between hosts |" : "", "", width + 1,
       n_hosts > 1 ? "-----------------:|" : "");
 }
 
@@ -137,14 +140,16 @@ std::string text(const Json& row) {
   const bool has_rows = row.contains("tokens");
   const auto rate = row["bytes_per_second"];
   const auto us = [&](const char* key) { return row[key].get<double>() * 1e6; };
+  const int n_hosts = row.value("hosts", 1);
   std::string crossing;
-  if (row.value("hosts", 1) > 1)
+  if (n_hosts > 1)
     crossing = row.contains("bytes_between_hosts")
                    ? fmt::format(" {:>16.1f} |", row["bytes_between_hosts"].get<double>() / 1024)
                    : fmt::format(" {:>16} |", "");
   return fmt::format(
-      "| {:<20} | {:>6} | {:<11} | {:>8.1f} | {:>9.1f} | {:>6} | {:>9.1f} | {:>8.2f} |{}\n",
-      row["operation"].get<std::string>(), has_rows ? std::to_string(row["tokens"].get<int>()) : "",
+      "| {:<{}} | {:>6} | {:<11} | {:>8.1f} | {:>9.1f} | {:>6} | {:>9.1f} | {:>8.2f} |{}\n",
+      row["operation"].get<std::string>(), width_of_operation(n_hosts),
+      has_rows ? std::to_string(row["tokens"].get<int>()) : "",
       has_rows ? row["there"].get<std::string>() + ", " + row["back"].get<std::string>() : "",
       row["bytes"].get<double>() / 1024, us("seconds"),
       rate.is_null() ? "" : fmt::format("{:.2f}", rate.get<double>() * 1e-9), us("raw_seconds"),

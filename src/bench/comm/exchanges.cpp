@@ -187,7 +187,8 @@ std::unique_ptr<ExpertExchange> ExchangesBench::exchange_if_possible(const Way& 
                           .n_active = config.router.n_active,
                           .max_tokens = tokens_.n,
                           .there = way.there,
-                          .back = way.back()});
+                          .back = way.back(),
+                          .once_to_each_host = !way.to_each_rank});
   } catch (const RunError&) {
     throw;
   } catch (const Error& error) {
@@ -209,7 +210,7 @@ int64_t ExchangesBench::bytes_between_hosts(const std::function<void()>& exchang
 void ExchangesBench::measure(const Way& way, const OnRow& on_row) {
   const ModelConfig& config = bench_.config;
   const int n_ranks = ranks_.group.size();
-  const HostGroups groups(group(), way.to_each_rank ? HostLayout::one_host(n_ranks) : hosts_);
+  const HostGroups groups(group(), hosts_);
   const auto exchange = exchange_if_possible(way, groups);
   if (!exchange) return;
   const int64_t dim = config.dim, n = tokens_.n;
