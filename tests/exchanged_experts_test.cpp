@@ -45,7 +45,9 @@ struct LaneSetting {
   std::chrono::microseconds pause{0}, delay{0};
   Patience patience = {};
   std::optional<RankLoss> loss = {};
-  std::vector<int> hosts = {};  // of ranks; empty: one
+  std::vector<int> hosts = {};                 // of ranks; empty: one
+  std::optional<Patience> while_loading = {};  // of the group, if it is another one
+  std::function<void()> when_loaded = [] {};   // on every rank
 };
 
 constexpr int kLayers = 3;
@@ -64,7 +66,8 @@ double run_lane_steps(
     const std::function<void()>& between = [] {}) {
   const ModelConfig c = config_of_layers();
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
-  const LocalRanks ranks = {setting.grid.n_ranks(), setting.patience, setting.loss};
+  const LocalRanks ranks = {setting.grid.n_ranks(),
+                            setting.while_loading.value_or(setting.patience), setting.loss};
   double seconds = 0;
   run_local_ranks(ranks, [&](Group& group) {
     const ExpertOwners owners = even_owners(c, group.size());
@@ -75,6 +78,7 @@ double run_lane_steps(
         setting.hosts.empty() ? HostLayout::one_host(group.size()) : HostLayout(setting.hosts);
     ExchangedExperts pool({used, hosts, setting.grid, owners, kernels, c, mine, kMaxLaneTokens,
                            RowFormat::kF32, setting.mode, setting.micro_batches, setting.patience});
+    setting.when_loaded();
     const int replica = setting.grid.replica_of(group.rank()), n = setting.micro_batches;
     EXPECT_EQ(pool.micro_batches({}, false), n);
     const auto start = Clock::now();
@@ -213,6 +217,26 @@ TEST(ExchangedExperts, ALostRankIsNamed) {
         }
         EXPECT_LT(seconds_since(begin), 5.0);
       }
+}
+
+// Groups have the patience of loading when lanes are made, and then that of steps.
+TEST(ExchangedExperts, ALostRankIsNoticedAfterLoading) {
+  for (const std::vector<int>& hosts : {std::vector{0, 0, 0}, std::vector{0, 1, 0}}) {
+    std::atomic<int> n_loaded{0};
+    const auto begin = Clock::now();
+    EXPECT_THROW(run_lane_steps({.grid = {.n_replicas = 3},
+                                 .mode = ExchangeMode::kAllToAll,
+                                 .micro_batches = 2,
+                                 .patience = {std::chrono::milliseconds(300)},
+                                 .loss = RankLoss{.rank = 1, .call = 90, .stops = true},
+                                 .hosts = hosts,
+                                 .while_loading = Patience{std::chrono::minutes(5)},
+                                 .when_loaded = [&] { ++n_loaded; }},
+                                kLaneSteps),
+                 GroupError);
+    EXPECT_EQ(n_loaded, 3) << "the call is one of a step";
+    EXPECT_LT(seconds_since(begin), 60);
+  }
 }
 
 double seconds_with(int micro_batches, std::chrono::microseconds delay) {

@@ -2,8 +2,10 @@
 // to which, sums in every format, many steps with and without rows, and the bytes between hosts.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "comm/delayed.h"
 #include "comm/host_groups.h"
@@ -35,7 +37,35 @@ TEST(HostLayout, NumbersHostsAndRanks) {
   EXPECT_EQ(layout.number_in_host(2), 1);
   EXPECT_EQ(layout.gateway(2, 1), 3);
   EXPECT_EQ(layout.gateway(1, 0), 0);
-  EXPECT_EQ(HostLayout(kFiveTwoOne).ranks_of(0), (std::vector{0, 1, 2, 3, 4}));
+  // There is one plane; the ranks of a host share what comes from others.
+  const HostLayout uneven(kFiveTwoOne);
+  EXPECT_EQ(uneven.ranks_of(0), (std::vector{0, 1, 2, 3, 4}));
+  EXPECT_EQ(uneven.gateway(5, 0), 0);
+  EXPECT_EQ(uneven.gateway(6, 0), 1);
+  EXPECT_EQ(uneven.gateway(3, 1), 6);
+  EXPECT_EQ(uneven.gateway(4, 1), 5);
+}
+
+// What is split from a group has its patience of that time, which is long while models are loaded.
+TEST(HostGroups, NoticeALostRank) {
+  std::atomic<int> n_noticed{0};
+  run_local_ranks({4}, [&](Group& group) {
+    group.set_patience({std::chrono::hours(1)});
+    HostGroups groups(group, HostLayout(kTwoOfTwo));
+    groups.set_patience({std::chrono::milliseconds(300)});
+    if (group.rank() == 3) {  // it stops
+      while (n_noticed < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return;
+    }
+    if (group.rank() == 0) return;
+    try {
+      (group.rank() == 2 ? groups.within() : groups.plane()).barrier();
+      ADD_FAILURE() << "rank " << group.rank() << " goes on";
+    } catch (const GroupError& error) {
+      EXPECT_EQ(error.lost, 3);
+    }
+    ++n_noticed;
+  });
 }
 
 TEST(HostLayout, HasTwoLevelsWhereAHostOfSeveralHasSeveralRanks) {

@@ -82,7 +82,7 @@ void route_token(std::span<const float> logits, std::span<const float> bias,
 
 std::vector<int32_t> random_experts(const RouterConfig& router, int n_tokens,
                                     std::mt19937& random) {
-  const bool by_groups = router.method != TopkMethod::kGreedy && router.n_groups > 1;
+  const bool by_groups = router.n_groups > 1 && router.method != TopkMethod::kGreedy;
   const int n_groups = by_groups ? router.n_groups : 1;
   const int of_group = router.n_experts / n_groups;
   const int n_taken =
