@@ -170,7 +170,8 @@ TEST(BenchComm, ExchangesMoveTheBytesThatMpiMoves) {
     BenchInput own = bench;
     own.options.ranks = &ranks;
     std::vector<Json> rows;
-    bench_exchanges(own, kTokens, [&](const Json& row) { rows.push_back(row); });
+    bench_exchanges(own, HostLayout::one_host(2), kTokens,
+                    [&](const Json& row) { rows.push_back(row); });
     const int64_t fp8 = row_bytes(RowFormat::kFp8), bf16 = row_bytes(RowFormat::kBf16),
                   f32 = row_bytes(RowFormat::kF32);
     const struct {
@@ -195,6 +196,58 @@ TEST(BenchComm, ExchangesMoveTheBytesThatMpiMoves) {
       EXPECT_TRUE(moved.contains({kTokens * e.out, kTokens * e.in})) << e.operation;
     }
   });
+}
+
+// Of three ranks the first two are on one host: a row goes once to each host, or to each rank.
+TEST(BenchComm, ExchangesBetweenSimulatedHosts) {
+  constexpr int kTokens = 5;
+  BenchInput bench;
+  bench.config = small_r1();
+  bench.config.router.n_active = bench.config.router.n_experts;  // every row goes to all ranks
+  bench.options.isa = cpu::best_isa();
+  bench.options.seconds = 1e-4;
+  bench.options.simulated_delay = std::chrono::milliseconds(1);
+  std::vector<std::string> warnings;
+  run_local_ranks({3}, [&](Group& group) {
+    GroupAsMpi mpi(group);
+    const BenchRanks ranks{group, mpi};
+    BenchInput own = bench;
+    own.options.ranks = &ranks;
+    own.options.warn = [&](const std::string& line) { warnings.push_back(line); };
+    std::vector<Json> rows;
+    bench_exchanges(own, HostLayout({0, 0, 1}), kTokens, [&](const Json& row) {
+      Json with_hosts = row;
+      with_hosts["hosts"] = 2;
+      rows.push_back(with_hosts);
+    });
+    std::vector<std::string> names;
+    std::map<std::string, int64_t> bytes;
+    for (const Json& row : rows) {
+      names.push_back(row["operation"]);
+      bytes[row["operation"].get<std::string>() + row["there"].get<std::string>()] =
+          row["bytes_between_hosts"];
+      EXPECT_GE(row["seconds"].get<double>(), 2e-3) << "rows and sums";
+      EXPECT_NE(comm_benchmark().text(row).find(
+                    fmt::format("{:.1f} |\n", row["bytes_between_hosts"].get<double>() / 1024)),
+                std::string::npos);
+      EXPECT_NE(comm_benchmark().header(row).find("3 ranks on 2 hosts"), std::string::npos);
+    }
+    const std::vector<std::string> of_format = {"exchange gather", "exchange all-to-all",
+                                                "exchange all-to-all, each rank"};
+    std::vector<std::string> want = of_format;
+    want.insert(want.end(), of_format.begin(), of_format.end());
+    EXPECT_EQ(names, want);
+    // Rows of ranks 0 and 1 cross once, and those of rank 2 once or twice; a number for each pair.
+    const int64_t row = 4 * bench.config.dim, lists = bench.config.router.n_active;
+    const auto lines = [](int64_t n) { return (n + 63) / 64 * 64; };
+    EXPECT_EQ(bytes["exchange all-to-allf32"],
+              3 * kTokens * (lines(row + 12 * lists) + row) + 4 * 8);
+    EXPECT_EQ(bytes["exchange all-to-all, each rankf32"],
+              4 * kTokens * (lines(row + 8 * lists) + row) + 4 * 8);
+    EXPECT_EQ(bytes["exchange gatherf32"], 4 * kTokens * (row + 8 * lists + row));
+  });
+  ASSERT_EQ(warnings.size(), 2u);
+  EXPECT_TRUE(says(warnings[0], "low-latency is not measured: the ranks are on several hosts"));
 }
 
 TEST(BenchComm, TheNetworkIsBetweenHosts) {
@@ -299,11 +352,37 @@ TEST(BenchOverlap, MeasuresStepsInMicroBatches) {
   });
 }
 
+TEST(BenchOverlap, RowsGoOnceToSimulatedHosts) {
+  run_local_ranks({3}, [](Group& group) {
+    GroupAsMpi mpi(group);
+    StepChannel steps(group, [](const GroupError&) {});
+    const BenchRanks ranks{group, mpi, {.group = &group, .steps = &steps}};
+    BenchOptions o{.tokens = {2}, .seconds = 1e-3};
+    o.ranks = &ranks;
+    o.dispatch = ExpertDispatch::kAllToAll;
+    o.simulated_rate = 1e9;
+    o.simulated_hosts = {2, 1};
+    std::vector<Json> rows;
+    const Benchmark benchmark = overlap_benchmark();
+    run_benchmark(benchmark, checked_input(benchmark, o),
+                  [&](const Json& row) { rows.push_back(row); });
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(
+        rows[0]["exchanges"],
+        "prompts by all-to-all (once to each host), decode by all-to-all (once to each host)");
+  });
+}
+
 TEST(BenchComm, NeedsRanks) {
   EXPECT_TRUE(says(error_of([] { checked_input(overlap_benchmark(), {}); }), "--ranks 2"));
   EXPECT_EQ(error_of([] { checked_input(comm_benchmark(), {}); }), "no error") << "requests alone";
   EXPECT_TRUE(says(error_of([] { checked_input(comm_benchmark(), {.bytes = {64}}); }),
                    "--bytes is about several ranks: give --ranks 2"));
+  for (const BenchOptions& o :
+       {BenchOptions{.simulated_delay = std::chrono::milliseconds(1)},
+        BenchOptions{.simulated_rate = 1e9}, BenchOptions{.simulated_hosts = {1}}})
+    EXPECT_TRUE(says(error_of([&] { checked_input(comm_benchmark(), o); }),
+                     "--simulate-rate are about several ranks: give --ranks 2"));
   run_local_ranks({2}, [](Group& group) {
     GroupAsMpi mpi(group);
     const BenchRanks ranks{group, mpi};
@@ -314,6 +393,8 @@ TEST(BenchComm, NeedsRanks) {
     EXPECT_TRUE(says(refused({.bytes = {0}}), "--bytes 0"));
     EXPECT_TRUE(says(refused({.bytes = {int64_t{1} << 40}}), "--bytes 1099511627776"));
     EXPECT_TRUE(says(refused({.as_network = true}), "--as-network"));
+    EXPECT_TRUE(says(refused({.simulated_hosts = {2, 1}}), "--simulate-hosts 2,1: there are 2"));
+    EXPECT_EQ(refused({.simulated_hosts = {1, 1}}), "no error");
     EXPECT_TRUE(says(refused({.out = "m.json"}), "--out m.json: all ranks are on one host"));
     EXPECT_EQ(refused({.as_network = true, .out = "m.json"}), "no error");
   });

@@ -180,8 +180,8 @@ TEST(Comm, RanksMaySleepWhileTheyWait) {
 TEST(Comm, MessagesMayBeDelayed) {
   using std::chrono::milliseconds;
   run_local_ranks({3}, [](Group& group) {
-    check_group(*make_delayed(group, std::chrono::microseconds(20)));
-    const auto delayed = make_delayed(group, milliseconds(20));
+    check_group(*make_delayed(group, {.delay = std::chrono::microseconds(20)}));
+    const auto delayed = make_delayed(group, {.delay = milliseconds(20)});
     delayed->set_patience({std::chrono::seconds(20), true});
     const auto window = delayed->allocate_window(64);
     const auto took = [&](milliseconds late, const auto& call) {
@@ -211,6 +211,50 @@ TEST(Comm, MessagesMayBeDelayed) {
       EXPECT_LT(late_call, 0.02);
     else
       EXPECT_GE(late_call, 0.07);
+  });
+}
+
+// Ranks 0 and 2 are on one host, and rank 1 on another.
+TEST(Comm, ASimulatedNetworkIsBetweenHosts) {
+  run_local_ranks({3}, [](Group& group) {
+    const std::vector<int> hosts = {4, 7, 4};
+    check_split(*make_delayed(group, {.host_of_rank = {1, 1, 1}}));
+    std::atomic<int64_t> sent{0};
+    const auto slow = make_delayed(group, {.delay = std::chrono::milliseconds(20),
+                                           .bytes_per_second = 1e6,
+                                           .host_of_rank = hosts,
+                                           .bytes_sent = &sent});
+    EXPECT_TRUE(says(error_of([&] { slow->allocate_window(64); }), "several hosts"));
+    const auto here = slow->split(hosts[group.rank()]), pair = slow->split(group.rank() / 2);
+    here->allocate_window(64);
+    sent = 0;
+    const auto took = [&](const auto& call) {
+      group.barrier();
+      const auto begin = std::chrono::steady_clock::now();
+      call();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    double least = 1;  // of some: a busy machine wakes threads late
+    for (int i = 0; i < 10; ++i) least = std::min(least, took([&] { here->barrier(); }));
+    EXPECT_LT(least, 0.01) << "within a host";
+    EXPECT_GE(took([&] { pair->barrier(); }), group.rank() < 2 ? 0.015 : 0);
+    EXPECT_EQ(sent, 0);
+
+    // Rank 1 gets 40 KB, which takes 40 ms, and ranks 0 and 2 get 10 KB each.
+    constexpr int64_t k20 = 20'000, k10 = 10'000;
+    const std::vector<std::vector<int64_t>> bytes = {{0, k20, k10}, {k10, 0, k10}, {k20, k20, 0}};
+    std::vector<int64_t> to = bytes[group.rank()], from;
+    for (int r = 0; r < 3; ++r) from.push_back(bytes[r][group.rank()]);
+    std::vector<std::byte> in(to[0] + to[1] + to[2]), out(from[0] + from[1] + from[2]);
+    const double seconds = took([&] { slow->all_to_all({in, to}, {out, from}); });
+    EXPECT_GE(seconds, group.rank() == 1 ? 0.055 : 0.035);
+    EXPECT_EQ(sent, k20) << "to the other host";
+    sent = 0;
+    slow->all_gather_equal(std::span(in).first(100), std::span(out).first(300));
+    EXPECT_EQ(sent, group.rank() == 1 ? 200 : 100);
+    sent = 0;
+    slow->broadcast(std::span(out).first(50), 1);
+    EXPECT_EQ(sent, group.rank() == 1 ? 100 : 0);
   });
 }
 

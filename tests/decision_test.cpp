@@ -106,7 +106,8 @@ TEST_F(OnTheCpu, RowsThatTravelBetweenRanksTakeMemory) {
     return high;
   };
   const auto buffers = [&](int micro_batches) {
-    return ExchangedExperts::bytes_for(config_, {.n_replicas = 2}, 64, {}, micro_batches);
+    return ExchangedExperts::bytes_for(config_, {.n_replicas = 2}, HostLayout::one_host(2), 64, {},
+                                       micro_batches);
   };
   EXPECT_GT(buffers(1), int64_t{2} * 2 * 64 * config_.dim * 4) << "rows and sums of both ranks";
   EXPECT_GT(buffers(4), buffers(1));

@@ -4,6 +4,7 @@
 // bits of one rank.
 #pragma once
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -166,14 +167,71 @@ struct ExpectedRow {
   std::vector<float> bits;
 };
 
+// What is added to a token's row: sums of each rank's experts, or of each host's ranks where rows
+// cross once, as they are rounded on their way.
+class NaiveSums {
+ public:
+  NaiveSums(const ExchangeCase& c, const HostLayout& layout, int rank, bool once_to_each_host)
+      : c_(c), layout_(layout), rank_(rank), once_(once_to_each_host), chooser_(c.owners) {}
+  // Of the tokens of this rank.
+  void begin(const ExpertBatch& batch) {
+    batch_ = batch;
+    chooser_.begin(batch.layer, batch.routing.ids);
+  }
+  std::vector<float> of_token(int64_t t, const RowCodec& there, const RowCodec& back) {
+    const int64_t dim = batch_.x.cols;
+    const auto rounded = [&](const RowCodec& codec, std::vector<float> row) {
+      std::vector<std::byte> encoded(codec.bytes());
+      codec.encode(row.data(), encoded.data());
+      codec.decode(encoded.data(), row.data());
+      return row;
+    };
+    const float* const first = batch_.x.row<float>(t);
+    const std::vector<float> x = rounded(there, {first, first + dim});
+    const int32_t* const ids = batch_.routing.ids.row<int32_t>(t);
+    std::vector<int32_t> ranks(kActive);
+    chooser_.choose(ids, kActive, rank_, ranks.data());
+    std::map<std::pair<int, int>, std::map<int32_t, float>> chosen;  // unit and rank; expert
+    for (int k = 0; k < kActive; ++k)
+      if (ranks[k] >= 0)
+        chosen[{once_ ? layout_.host_of(ranks[k]) : ranks[k], ranks[k]}][ids[k]] =
+            batch_.routing.weights.row<float>(t)[k];
+    std::map<int, std::vector<float>> units;
+    for (const auto& [place, experts] : chosen) {
+      std::vector<float> of_rank(dim, 0.f);
+      for (const auto& [id, weight] : experts)
+        for (int64_t i = 0; i < dim; ++i)
+          of_rank[i] += weight * expert_output<float>(batch_.layer, id, x.data(), dim, i);
+      std::vector<float>& unit = units[place.first];
+      unit.resize(dim, 0.f);
+      for (int64_t i = 0; i < dim; ++i) unit[i] += of_rank[i];
+    }
+    std::vector<float> sum(dim, 0.f);
+    for (const auto& [unit, of_unit] : units) {
+      const std::vector<float> one = rounded(back, of_unit);
+      for (int64_t i = 0; i < dim; ++i) sum[i] += one[i];
+    }
+    return sum;
+  }
+
+ private:
+  const ExchangeCase& c_;
+  const HostLayout& layout_;
+  const int rank_;
+  const bool once_;
+  ReplicaChooser chooser_;
+  ExpertBatch batch_ = {};
+};
+
 // n_cases of one kind; `kernels` of any instruction set.
-inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const ExchangeKind& kind,
-                           int64_t dim, int n_cases) {
+inline void check_exchange(HostGroups& groups, const cpu::KernelTable& kernels,
+                           const ExchangeKind& kind, int64_t dim, int n_cases) {
+  Group& group = groups.all();
   const RowCodec there(kernels, kind.there, dim), back(kernels, kind.back, dim);
   // Float sums of at most nine terms, and one rounding of each answer to BF16.
   const double epsilon = 0x1p-20 + (kind.back == RowFormat::kBf16 ? 0x1p-8 : 0);
   ExchangeCase c(0, group.size(), dim);
-  const auto exchange = make_exchange(kind.mode, group, c.owners, kernels,
+  const auto exchange = make_exchange(kind.mode, groups, c.owners, kernels,
                                       {.dim = int(dim),
                                        .n_active = kActive,
                                        .max_tokens = kMaxTokens,
@@ -186,9 +244,13 @@ inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const 
     std::vector<int64_t> n_tokens;
     for (const ExchangeTokens& of_rank : c.tokens) n_tokens.push_back(of_rank.n());
     exchange->begin(n_tokens);
+    const HostLayout& layout = groups.layout();
+    NaiveSums naive(c, layout, group.rank(),
+                    kind.mode == ExchangeMode::kAllToAll && layout.has_two_levels());
     for (int layer = 0; layer < kLayers; ++layer) {
       std::vector<float> y(mine.n() * dim, 1.f);
       const ExpertBatch batch = exchange->dispatch(mine.batch(layer, dim));
+      naive.begin(mine.batch(layer, dim));
       ASSERT_LE(batch.x.rows, exchange->max_rows());
       for (int64_t t = 0; t < batch.x.rows; ++t)
         for (int k = 0; k < kActive; ++k)
@@ -210,6 +272,11 @@ inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const 
         const bool same_bits = kind.returned == ReturnedRows::kPerExpert ||
                                (group.size() == 1 && kind.back == RowFormat::kF32);
         ASSERT_TRUE(!same_bits || std::equal(got.begin(), got.end(), want.bits.begin()));
+        if (kind.mode == ExchangeMode::kGather || kind.returned == ReturnedRows::kPerExpert)
+          continue;
+        std::vector<float> bits = naive.of_token(t, there, back);
+        for (float& b : bits) b += 1;
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), bits.begin())) << "token " << t;
       }
     }
   }

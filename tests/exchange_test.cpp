@@ -12,15 +12,17 @@ TEST(Exchange, EveryModeAndFormat) {
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
   for (const int n : {1, 2, 3, 4, 8})
     run_local_ranks({n}, [&](Group& group) {
+      HostGroups groups(group, HostLayout::one_host(n));
       for (const ExchangeKind& kind : exchange_kinds())
-        check_exchange(group, kernels, kind, n == 3 ? 7 : 300, n == 8 ? 6 : 12);
+        check_exchange(groups, kernels, kind, n == 3 ? 7 : 300, n == 8 ? 6 : 12);
     });
 }
 
 TEST(Exchange, OneRankAlone) {
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
   const auto alone = make_alone();
-  for (const ExchangeKind& kind : exchange_kinds()) check_exchange(*alone, kernels, kind, 256, 6);
+  HostGroups groups(*alone, HostLayout::one_host(1));
+  for (const ExchangeKind& kind : exchange_kinds()) check_exchange(groups, kernels, kind, 256, 6);
 }
 
 TEST(RowCodec, BytesOfARow) {

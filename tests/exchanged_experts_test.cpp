@@ -2,6 +2,7 @@
 // unequal sizes and none, ranks that are lost, and time that is hidden. Ranks are threads here.
 #include "offload/ranks/exchanged_experts.h"
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -44,6 +45,9 @@ struct LaneSetting {
   std::chrono::microseconds pause{0}, delay{0};
   Patience patience = {};
   std::optional<RankLoss> loss = {};
+  std::vector<int> hosts = {};                 // of ranks; empty: one
+  std::optional<Patience> while_loading = {};  // of the group, if it is another one
+  std::function<void()> when_loaded = [] {};   // on every rank
 };
 
 constexpr int kLayers = 3;
@@ -62,15 +66,19 @@ double run_lane_steps(
     const std::function<void()>& between = [] {}) {
   const ModelConfig c = config_of_layers();
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
-  const LocalRanks ranks = {setting.grid.n_ranks(), setting.patience, setting.loss};
+  const LocalRanks ranks = {setting.grid.n_ranks(),
+                            setting.while_loading.value_or(setting.patience), setting.loss};
   double seconds = 0;
   run_local_ranks(ranks, [&](Group& group) {
     const ExpertOwners owners = even_owners(c, group.size());
     MultiplyingExperts mine(setting.pause);
-    const auto delayed = make_delayed(group, setting.delay);
+    const auto delayed = make_delayed(group, {.delay = setting.delay});
     Group& used = setting.delay.count() > 0 ? *delayed : group;
-    ExchangedExperts pool({used, setting.grid, owners, kernels, c, mine, kMaxLaneTokens,
+    const HostLayout hosts =
+        setting.hosts.empty() ? HostLayout::one_host(group.size()) : HostLayout(setting.hosts);
+    ExchangedExperts pool({used, hosts, setting.grid, owners, kernels, c, mine, kMaxLaneTokens,
                            RowFormat::kF32, setting.mode, setting.micro_batches, setting.patience});
+    setting.when_loaded();
     const int replica = setting.grid.replica_of(group.rank()), n = setting.micro_batches;
     EXPECT_EQ(pool.micro_batches({}, false), n);
     const auto start = Clock::now();
@@ -118,7 +126,16 @@ TEST(ExchangedExperts, AddTheSameSumsInMicroBatches) {
       }
 }
 
-// Whichever call of which lane it is: all others end and name the rank.
+TEST(ExchangedExperts, AddTheSameSumsOnSeveralHosts) {
+  for (const std::vector<int>& hosts : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 0}})
+    for (const int n : {1, 2, 4})
+      run_lane_steps({.grid = {.n_replicas = static_cast<int>(hosts.size())},
+                      .mode = ExchangeMode::kAllToAll,
+                      .micro_batches = n,
+                      .hosts = hosts},
+                     kLaneSteps);
+}
+
 int64_t mapped_bytes() {
   std::ifstream file("/proc/self/statm");
   int64_t pages = 0;
@@ -126,60 +143,100 @@ int64_t mapped_bytes() {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
+// A mode on ranks of one host, or of these hosts.
+struct Way {
+  ExchangeMode mode;
+  std::vector<int> hosts;
+  std::string name() const {
+    return fmt::format("{} on hosts {}", name_of(mode), fmt::join(hosts, ","));
+  }
+};
+std::vector<Way> ways(const std::vector<std::vector<int>>& hosts_of_two_levels) {
+  std::vector<Way> all;
+  for (const ExchangeMode mode : kExchangeModes) all.push_back({mode, {0, 0, 0}});
+  for (const std::vector<int>& hosts : hosts_of_two_levels)
+    all.push_back({ExchangeMode::kAllToAll, hosts});
+  return all;
+}
+
 // What ranks map when they are made is what bytes_for() says, in pages of 2 MiB; without the parts
 // of sums that kGather's group keeps later. Threads of lanes would map memory of their own.
 TEST(ExchangedExperts, TakeTheMemoryThatTheySay) {
   if (TANDEM_SANITIZED) GTEST_SKIP() << "sanitizers map memory";
-  constexpr int kRanks = 2, kTokens = 8192, kDecodeTokens = 64;
+  constexpr int kTokens = 8192, kDecodeTokens = 64;
   ModelConfig config = config_of_layers();
   config.dim = 2048;
-  const BackboneGrid grid = {.n_replicas = kRanks};
-  const ExpertOwners owners = even_owners(config, kRanks);
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
-  for (const ExchangeMode mode : kExchangeModes) {
-    SCOPED_TRACE(name_of(mode));
+  for (const Way& way : ways({{0, 0, 1, 1}, {0, 0, 1, 1, 2, 2}})) {
+    SCOPED_TRACE(way.name());
+    const HostLayout hosts(way.hosts);
+    const int n_ranks = hosts.n_ranks();
+    const BackboneGrid grid = {.n_replicas = n_ranks};
+    const ExpertOwners owners = even_owners(config, n_ranks);
     int64_t mapped = 0;
-    run_local_ranks({kRanks}, [&](Group& group) {
+    run_local_ranks({n_ranks}, [&](Group& group) {
       MultiplyingExperts mine(std::chrono::microseconds(0));
       group.barrier();
       const int64_t before = mapped_bytes();
       group.barrier();
       const ExchangedExperts experts(
-          {group, grid, owners, kernels, config, mine, kTokens, RowFormat::kF32, mode});
+          {group, hosts, grid, owners, kernels, config, mine, kTokens, RowFormat::kF32, way.mode});
       group.barrier();
       if (group.rank() == 0) mapped = mapped_bytes() - before;
       group.barrier();
     });
-    int64_t of_rank = ExchangedExperts::bytes_for(config, grid, kTokens, mode, 1);
-    if (mode == ExchangeMode::kGather)
-      of_rank -= int64_t{kRanks} * (kTokens + kDecodeTokens) * config.dim * 4;
-    EXPECT_NEAR(static_cast<double>(mapped), static_cast<double>(kRanks * of_rank),
-                0.1 * static_cast<double>(kRanks * of_rank));
+    int64_t of_rank = ExchangedExperts::bytes_for(config, grid, hosts, kTokens, way.mode, 1);
+    if (way.mode == ExchangeMode::kGather)
+      of_rank -= int64_t{n_ranks} * (kTokens + kDecodeTokens) * config.dim * 4;
+    EXPECT_NEAR(static_cast<double>(mapped), static_cast<double>(n_ranks * of_rank),
+                0.1 * static_cast<double>(n_ranks * of_rank));
   }
 }
 
+// Whichever call of which lane it is: all others end and name the rank.
 TEST(ExchangedExperts, ALostRankIsNamed) {
   const Patience patience{std::chrono::milliseconds(300)};
-  for (const ExchangeMode mode : kExchangeModes)
+  for (const Way& way : ways({{0, 1, 0}, {0, 1, 1}}))
     for (const bool stops : {false, true})
       for (int64_t call = 0; call < 60; call += stops ? 23 : 7) {
         const RankLoss loss{static_cast<int>(call % 3), call, stops};
-        SCOPED_TRACE(fmt::format("{}, call {}, {}", name_of(mode), call, stops));
+        SCOPED_TRACE(fmt::format("{}, call {}, {}", way.name(), call, stops));
         const auto begin = Clock::now();
         try {
           run_lane_steps({.grid = {.n_replicas = 3},
-                          .mode = mode,
+                          .mode = way.mode,
                           .micro_batches = 2,
                           .patience = patience,
-                          .loss = loss},
+                          .loss = loss,
+                          .hosts = way.hosts},
                          kLaneSteps);
           // Windows need few calls of a group, and none once they are there.
-          EXPECT_EQ(mode, ExchangeMode::kLowLatency) << "the call is never made";
+          EXPECT_EQ(way.mode, ExchangeMode::kLowLatency) << "the call is never made";
         } catch (const GroupError& error) {
           EXPECT_EQ(error.lost, loss.rank) << error.what();
         }
         EXPECT_LT(seconds_since(begin), 5.0);
       }
+}
+
+// Groups have the patience of loading when lanes are made, and then that of steps.
+TEST(ExchangedExperts, ALostRankIsNoticedAfterLoading) {
+  for (const std::vector<int>& hosts : {std::vector{0, 0, 0}, std::vector{0, 1, 0}}) {
+    std::atomic<int> n_loaded{0};
+    const auto begin = Clock::now();
+    EXPECT_THROW(run_lane_steps({.grid = {.n_replicas = 3},
+                                 .mode = ExchangeMode::kAllToAll,
+                                 .micro_batches = 2,
+                                 .patience = {std::chrono::milliseconds(300)},
+                                 .loss = RankLoss{.rank = 1, .call = 90, .stops = true},
+                                 .hosts = hosts,
+                                 .while_loading = Patience{std::chrono::minutes(5)},
+                                 .when_loaded = [&] { ++n_loaded; }},
+                                kLaneSteps),
+                 GroupError);
+    EXPECT_EQ(n_loaded, 3) << "the call is one of a step";
+    EXPECT_LT(seconds_since(begin), 60);
+  }
 }
 
 double seconds_with(int micro_batches, std::chrono::microseconds delay) {

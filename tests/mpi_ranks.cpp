@@ -26,7 +26,17 @@ namespace {
 
 void check_exchanges(Group& group) {
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
-  for (const ExchangeKind& kind : exchange_kinds()) check_exchange(group, kernels, kind, 300, 4);
+  std::vector<HostLayout> layouts = {HostLayout::one_host(group.size())};
+  if (group.size() == 4) {
+    layouts.emplace_back(std::vector{0, 0, 1, 1});
+    layouts.emplace_back(std::vector{0, 1, 0, 0});
+  }
+  for (const HostLayout& layout : layouts) {
+    HostGroups groups(group, layout);
+    for (const ExchangeKind& kind : exchange_kinds())
+      if (kind.mode == ExchangeMode::kAllToAll || !layout.has_two_levels())
+        check_exchange(groups, kernels, kind, 300, 4);
+  }
 }
 
 // Threads whose ranks sleep or spin while they wait, beside the thread of the world.

@@ -429,6 +429,43 @@ TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   EXPECT_EQ(LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0])[Part::kStreaming], 0);
 }
 
+// Two hosts of two ranks, each with experts and backbone: a row and a sum cross once, and every
+// copy is sent by the GPUs of a host to each other. Of CPUs, one a host, rows are BF16 and sums
+// floats.
+TEST(LayerTime, ARowCrossesOnceToEachHost) {
+  const ModelConfig r1 = known_model("r1");
+  Machine m = round_machine();
+  m.gpus[0].memory_bytes = 1'000'000'000'000;
+  m.gpus.push_back(m.gpus[0]);
+  m.hosts = 2;
+  m.network = {1e9, 7e-6};
+  m.gpu_link = {100e9, 5e-6};
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const PlanInput in = {r1, m, w, routing};
+  const auto exchange = [&](const std::vector<DeviceId>& devices) {
+    Placement p;
+    p.backbone = {DType::kF8E4M3};
+    p.stages = {{0, 60, devices, 1}};
+    LayerExperts layer = {3, 60, {}};
+    const auto n = static_cast<int>(devices.size());
+    for (int i = 0; i < n; ++i) {
+      layer.groups.push_back({{}, {DType::kF8E4M3}, {devices[i]}});
+      for (int e = 256 / n * i; e < 256 / n * (i + 1); ++e) layer.groups[i].experts.push_back(e);
+    }
+    p.layers = {layer};
+    return LayerModel(in, p, {32, 1024, false, 1. * n})
+        .layer(p.stages[0], 3, &p.layers[0])[Part::kExchange];
+  };
+  const double crosses = 1 - std::pow(0.5, 8);
+  EXPECT_NEAR(exchange({{0, 0}, {0, 1}, {1, 0}, {1, 1}}),
+              2 * 7e-6 + 2 * 32 * crosses * (7392 + 14336) / 1e9, 1e-12);
+  EXPECT_NEAR(exchange({{0, -1}, {1, -1}}), 2 * 7e-6 + 32 * crosses * 7168 * (2 + 4) / 1e9, 1e-12);
+  m.gpu_link.bytes_per_second = 1e9;
+  EXPECT_NEAR(exchange({{0, 0}, {0, 1}, {1, 0}, {1, 1}}),
+              2 * 5e-6 + 32 * (59'136 + 114'688) * 0.75 / 1e9, 1e-12);
+}
+
 // Two ranks, each with experts and backbone, and even routing: half of a rank's tokens stay on it.
 TEST(LayerTime, ExpertParallelByHand) {
   const ModelConfig r1 = known_model("r1");

@@ -73,6 +73,7 @@ TEST_P(RankExperts, AreThoseOfOneRank) {
       kernels.activation[int(kernel_type(GetParam()))] == cpu::ActivationType::kBF16;
 
   run_local_ranks({3}, [&](Group& group) {
+    const HostGroups hosts(group, HostLayout::one_host(3));
     ExpertOwners owners(c.n_layers, c.router.n_experts);
     ModelWeights mine = packed.weights;
     for (int e = 0; e < c.router.n_experts; ++e) {
@@ -90,7 +91,7 @@ TEST_P(RankExperts, AreThoseOfOneRank) {
                                   .max_tokens = kTokens,
                                   .there = rounds ? RowFormat::kBf16 : RowFormat::kF32,
                                   .returned = returned};
-        const auto exchange = make_exchange(mode, group, owners, kernels, shape);
+        const auto exchange = make_exchange(mode, hosts, owners, kernels, shape);
         Team team(one_core);
         CpuExperts all(kernels, c, packed.weights, kTokens, team);
         CpuExperts some(kernels, c, mine, int(exchange->max_rows()), team);

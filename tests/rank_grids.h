@@ -1,5 +1,6 @@
 // Models on the ranks of a grid, as threads.
 #pragma once
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -16,9 +17,10 @@ struct RankGrid {
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
   int pp = 1;
   int micro_batches = 0;
+  std::vector<int> hosts = {};  // ModelOptions::simulated_hosts
   std::string name() const {
-    return fmt::format("dp {}, tp {}, pp {}, {}, micro-batches {}", dp, tp, pp, name_of(dispatch),
-                       micro_batches);
+    return fmt::format("dp {}, tp {}, pp {}, {}, micro-batches {}, hosts {}", dp, tp, pp,
+                       name_of(dispatch), micro_batches, fmt::join(hosts, ","));
   }
 };
 
@@ -32,6 +34,7 @@ inline void on_grid(const RankGrid& grid, ModelOptions options,
   options.n_stages = grid.pp;
   options.dispatch = grid.dispatch;
   options.micro_batches = grid.micro_batches;
+  options.simulated_hosts = grid.hosts;
   run_local_ranks({grid.dp * grid.tp * grid.pp}, [&](Group& group) {
     StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
     LoadedModel loaded(on_rank(options, group, &steps));

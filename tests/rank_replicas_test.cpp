@@ -54,14 +54,31 @@ TEST_P(RankReplicas, HaveTheGoldenLogits) {
                                 .context = 256,
                                 .max_logits = 64};
   // Every family has a third of the grids; make test-long computes the others.
-  const std::vector<Grid> grids = {
-      {2, 1, kGather},           {3, 1, kAllToAll},      {2, 2, kLowLatency},
-      {2, 3, kGather},           {1, 2, kAllToAll},      {4, 2, kAllToAll},
-      {8, 1, kLowLatency},       {1, 1, kAuto, 2},       {1, 1, kAuto, 3},
-      {1, 2, kAuto, 2},          {2, 1, kLowLatency, 2}, {1, 2, kGather, 3},
-      {2, 2, kAllToAll, 2},      {2, 1, kGather, 1, 2},  {3, 1, kAllToAll, 1, 4},
-      {4, 1, kLowLatency, 1, 2}, {2, 2, kGather, 1, 3},  {1, 2, kAllToAll, 1, 2},
-      {2, 1, kLowLatency, 2, 4}};
+  const std::vector<Grid> grids = {{2, 1, kGather},
+                                   {3, 1, kAllToAll},
+                                   {2, 2, kLowLatency},
+                                   {2, 3, kGather},
+                                   {1, 2, kAllToAll},
+                                   {4, 2, kAllToAll},
+                                   {8, 1, kLowLatency},
+                                   {1, 1, kAuto, 2},
+                                   {1, 1, kAuto, 3},
+                                   {1, 2, kAuto, 2},
+                                   {2, 1, kLowLatency, 2},
+                                   {1, 2, kGather, 3},
+                                   {2, 2, kAllToAll, 2},
+                                   {2, 1, kGather, 1, 2},
+                                   {3, 1, kAllToAll, 1, 4},
+                                   {4, 1, kLowLatency, 1, 2},
+                                   {2, 2, kGather, 1, 3},
+                                   {1, 2, kAllToAll, 1, 2},
+                                   {2, 1, kLowLatency, 2, 4},
+                                   {4, 1, kAllToAll, 1, 0, {2, 2}},
+                                   {2, 2, kAllToAll, 1, 2, {3, 1}},
+                                   {4, 1, kAllToAll, 2, 0, {3, 5}},
+                                   {8, 1, kAllToAll, 1, 0, {4, 4}},
+                                   {1, 4, kAllToAll, 1, 1, {1, 3}},
+                                   {4, 1, kAuto, 1, 0, {2, 2}}};
   const std::vector<std::string> families = golden_families(kGolden);
   const size_t family = std::ranges::find(families, GetParam()) - families.begin();
   for (size_t i = 0; i < grids.size(); ++i) {
@@ -614,6 +631,18 @@ TEST(RanksWithReplicas, RefuseWhatDoesNotFitTogether) {
                     })
                 .find("--draft mtp: the layers for multi-token prediction follow the last of 2"),
             0u);
+  EXPECT_EQ(refused(2,
+                    [](Options o) {
+                      o.simulated_hosts = {1, 1};
+                    }),
+            "--simulate-hosts 1,1: no rows travel between CPUs of several ranks: leave it out");
+  EXPECT_EQ(refused(2, [](Options o) { o.simulated_rate = 2e9; }),
+            "--simulate-rate 2: no rows travel between CPUs of several ranks: leave it out");
+  EXPECT_EQ(refused(2,
+                    [](Options o) {
+                      o.simulated_hosts = {1, 2};
+                    }),
+            "--simulate-hosts 1,2: there are 2 ranks, of which every host has one or more");
   EXPECT_EQ(refused(2, [](Options o) { o.ep = 4; }),
             "--ep 4: all 2 ranks divide the experts: leave it out");
   EXPECT_EQ(

@@ -56,6 +56,28 @@ TEST(Simulate, TwoRanksWaitForMessages) {
   EXPECT_DOUBLE_EQ(first.balance, 1);
 }
 
+// Two hosts of two ranks, and a token has an expert on each rank: it crosses once to the other
+// host, and goes to the other rank of its own over a link beside the network.
+TEST(Simulate, ARowCrossesOnceToEachHost) {
+  SimulatedCluster c;
+  c.n_ranks = c.n_experts = c.top_k = 4;
+  c.owners = {{0}, {1}, {2}, {3}};
+  c.tokens_per_rank = 4;
+  c.backbone_seconds = 1;
+  c.expert_seconds = 2;
+  c.link_bytes_per_second = 10;
+  c.dispatch_bytes = 5;
+  c.combine_bytes = 7.5;
+  const SimulatedLayer each = simulate(c).layers[0];
+  EXPECT_DOUBLE_EQ(each.dispatch_end, 1 + 3 * 2) << "4 copies to each of 3 other ranks";
+  c.host_of = {0, 0, 1, 1};
+  const SimulatedLayer once = simulate(c).layers[0];
+  EXPECT_DOUBLE_EQ(once.dispatch_end, 1 + 2);
+  EXPECT_DOUBLE_EQ(once.combine_end, once.experts_end + 3);
+  c.near_bytes_per_second = 4;  // slower than the network
+  EXPECT_DOUBLE_EQ(simulate(c).layers[0].dispatch_end, 1 + 5);
+}
+
 // One rank has the tokens, two ranks have one expert each. As on CPUs, reading is added to
 // computing.
 TEST(Simulate, SeparateBackboneAndExperts) {
@@ -208,7 +230,7 @@ TEST(Simulate, RefusesImpossibleClusters) {
             "a simulation with links of 1000000000 B/s and a skew of 11: must be above 0, and 0 to "
             "10");
   c.n_backbone_ranks = 3;
-  EXPECT_EQ(refusal(), "a simulation of 2 ranks with 3 backbones and links of 0");
+  EXPECT_EQ(refusal(), "a simulation of 2 ranks with 3 backbones, links of 0 and hosts of 0");
   c.top_k = 3;
   EXPECT_EQ(
       refusal(),

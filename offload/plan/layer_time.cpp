@@ -237,15 +237,19 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
                     product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
 }
 
-// Where one replica's expert rows go. A row goes once to each worker that has one of its experts:
-// with probability 1 - (1 - f)^top_k to one with a fraction f of the expert rows.
+// Where one replica's expert rows go. A row goes once to each worker, and once to each other host
+// with a part of the backbone, that has one of its experts: with probability 1 - (1 - f)^top_k to
+// one with a fraction f of the expert rows.
 void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
                           ExpertTimes& e) const {
   const DeviceId backbone = stage.devices[0];
   // Devices that share a replica have its tokens already, and its all-reduce adds their sums.
   const auto replica_end = stage.devices.begin() + stage.tp;
   double all = 0, cpu = 0, near = 0, far = 0, workers = 0;
-  std::map<int, double> tokens_of_host;
+  std::map<int, double> tokens_of_host, far_rows_of_host;
+  const auto uses = [&](double rows) {
+    return 1 - std::pow(1 - rows / all, in_.config.router.n_active);
+  };
   for (const ExpertLoad& load : loads) all += load.rows;
   if (all <= 0) return;
   for (const ExpertLoad& load : loads) {
@@ -257,10 +261,11 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
     e.far_host = load.owner.host;
     if (has_backbone(p_, load.owner.host)) {
       far += load.rows;
+      far_rows_of_host[load.owner.host] += load.rows;
       continue;
     }
     workers += load.rows;
-    const double tokens = 1 - std::pow(1 - load.rows / all, in_.config.router.n_active);
+    const double tokens = uses(load.rows);
     e.workers_a_token += tokens;
     double& of_host = tokens_of_host[load.owner.host];
     e.most_tokens = std::max(e.most_tokens, of_host += tokens);
@@ -272,6 +277,7 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
   e.to_cpu = cpu / all;
   e.to_near = near / all;
   e.to_far = far / all;
+  for (const auto& [host, rows] : far_rows_of_host) e.far_hosts_a_token += uses(rows);
   if (far > 0) {
     std::set<int> hosts;
     for (const ExpertLoad& load : loads) hosts.insert(load.owner.host);
@@ -282,8 +288,9 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
 }
 
 // Seconds to send tokens out and sums back: between a GPU and its host's CPUs as BF16 over the host
-// link; between ranks as dispatch_bytes() and combine_bytes(), every copy counted as in DeepEP's
-// figures.
+// link; between GPUs of a host as dispatch_bytes() and combine_bytes(), every copy counted as in
+// DeepEP's figures. Between hosts a row and a sum cross once for each host, in the formats that
+// CPUs or GPUs send; the GPUs of a host send rows on to each other.
 double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   if (e.sliced) return 0;
   const int host = stage.devices[0].host;
@@ -299,18 +306,20 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   // Load of the busier side: a backbone rank that sends or, if those are fewer, an expert rank that
   // receives.
   const double busier = std::max(1.0, shape_.replicas / e.n_owners);
-  const double of_replica =
-      tokens * static_cast<double>(dispatch_bytes(in_.config) + combine_bytes(in_.config));
-  const double bytes = busier * of_replica;
+  const auto of_token = static_cast<double>(dispatch_bytes(in_.config) + combine_bytes(in_.config));
+  const double bytes = busier * tokens * of_token * (e.to_near + e.to_far);
   double near = 0, far = 0;
   if (e.to_near > 0 && gpu_backbone)
-    near = 2 * m.gpu_link.latency_seconds + bytes * e.to_near / m.gpu_link.bytes_per_second;
+    near = 2 * m.gpu_link.latency_seconds + bytes / m.gpu_link.bytes_per_second;
   if (e.to_far > 0) {
     // Replicas that share their host's network, or whose rows share that of a host with experts.
     const double a_host = std::min(of_first_host(stage) / stage.tp, shape_.replicas);
     const Link link = in_.machine.link(host, e.far_host);
     const double most = std::max({1.0, a_host, shape_.replicas / e.n_far_hosts});
-    far = 2 * link.latency_seconds + of_replica * e.to_far * most / link.bytes_per_second;
+    const double row = gpu_backbone ? of_token / in_.config.router.n_active
+                                    : in_.config.dim * (kBf16Bytes + kFloatBytes);
+    far = 2 * link.latency_seconds +
+          tokens * e.far_hosts_a_token * row * most / link.bytes_per_second;
   }
   return seconds + std::max(near, far);
 }

@@ -6,9 +6,9 @@
 
 namespace tandem {
 
-ExchangeLane::ExchangeLane(Group& group, const Limits& limits, Patience patience,
+ExchangeLane::ExchangeLane(HostGroups& groups, const Limits& limits, Patience patience,
                            bool travels_apart)
-    : group_(group),
+    : groups_(groups),
       limits_(limits),
       patience_(patience),
       sums_(int64_t{limits.n_ranks} * limits.max_tokens * limits.dim * 4),
@@ -42,7 +42,8 @@ void ExchangeLane::begin(std::span<const int64_t> n_tokens, bool apart) {
   current_ = decodes ? decode_.exchange.get() : prompts_.exchange.get();
   current_->begin(n_tokens);
   apart_ = apart;
-  if (thread_) group_.set_patience({patience_.limit, apart});
+  if (thread_) groups_.all().set_patience({patience_.limit, apart});
+  groups_.set_patience({patience_.limit, apart});
   seconds_waited_ = 0;
 }
 

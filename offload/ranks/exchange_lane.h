@@ -11,9 +11,13 @@
 
 namespace tandem {
 
-// A mode of exchange, and the exchange; none if another one is used.
-struct ExchangeWay {
+// How rows travel, and the exchange; none if another one is used.
+struct ExchangeChoice {
   ExchangeMode mode = ExchangeMode::kGather;
+  bool once_to_each_host = true;  // ExchangeShape::once_to_each_host
+};
+struct ExchangeWay {
+  ExchangeChoice choice = {};
   std::unique_ptr<ExpertExchange> exchange;
 };
 
@@ -30,8 +34,9 @@ class ExchangeLane {
     const int64_t row = int64_t{limits.max_tokens} * limits.dim * 4;
     return row * limits.n_ranks + (travels_apart ? row : 0);
   }
-  // The group outlives the object. `travels_apart`: the lane has a thread.
-  ExchangeLane(Group& group, const Limits& limits, Patience patience, bool travels_apart);
+  // The groups outlive the object. `travels_apart`: the lane has a thread, and the groups for
+  // itself.
+  ExchangeLane(HostGroups& groups, const Limits& limits, Patience patience, bool travels_apart);
 
   // Steps with more than decode_tokens use `prompts`, others use `decode` if there is one.
   void use(ExchangeWay prompts, ExchangeWay decode);
@@ -71,7 +76,7 @@ class ExchangeLane {
   void start(const std::function<void()>& call);
   void wait();
 
-  Group& group_;
+  HostGroups& groups_;
   const Limits limits_;
   const Patience patience_;
   ExchangeWay prompts_, decode_;

@@ -48,22 +48,25 @@ ExchangedExperts::ExchangedExperts(const ExchangedParts& parts)
   for (int i = 0; i < n_tickets(p_.micro_batches); ++i) add_lane(i);
 }
 
-int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid, int max_tokens,
+int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid,
+                                    const HostLayout& hosts, int max_tokens,
                                     std::optional<ExchangeMode> mode, int micro_batches) {
-  const int n_ranks = grid.n_ranks();
   const auto of_way = [&](int n_tokens) {
     const ExchangeShape shape = {
         .dim = config.dim, .n_active = config.router.n_active, .max_tokens = n_tokens};
-    if (mode) return exchange_bytes(*mode, n_ranks, shape);
-    int64_t most = 0;
+    if (mode) return exchange_bytes(*mode, hosts, shape);
+    ExchangeShape to_each_rank = shape;
+    to_each_rank.once_to_each_host = false;
+    int64_t most = exchange_bytes(ExchangeMode::kAllToAll, hosts, to_each_rank);
     for (const ExchangeMode m : kExchangeModes)
-      most = std::max(most, exchange_bytes(m, n_ranks, shape));
+      most = std::max(most, exchange_bytes(m, hosts, shape));
     return most;
   };
   int64_t sum = 0;
   for (int i = 0; i < n_tickets(micro_batches); ++i) {
     const int most = most_tokens_of_rank(grid, i, max_tokens);
-    sum += ExchangeLane::bytes_for({n_ranks, most, kDecodeTokens, config.dim}, micro_batches != 1) +
+    sum += ExchangeLane::bytes_for({grid.n_ranks(), most, kDecodeTokens, config.dim},
+                                   micro_batches != 1) +
            of_way(most) + (most > kDecodeTokens ? of_way(kDecodeTokens) : 0);
   }
   return sum;
@@ -73,45 +76,59 @@ int64_t ExchangedExperts::bytes_for(const ModelConfig& config, BackboneGrid grid
 void ExchangedExperts::add_lane(int number) {
   const bool has_thread = p_.micro_batches != 1;
   if (has_thread) groups_.push_back(p_.group.split(0));
-  Group& group = has_thread ? *groups_.back() : p_.group;
+  host_groups_.push_back(
+      std::make_unique<HostGroups>(has_thread ? *groups_.back() : p_.group, p_.hosts));
+  HostGroups& groups = *host_groups_.back();
   const int n_ranks = p_.grid.n_ranks();
   const int most = most_tokens_of_rank(p_.grid, number, p_.max_tokens);
   const bool is_first = lanes_.empty();
   auto lane = std::make_unique<ExchangeLane>(
-      group, ExchangeLane::Limits{n_ranks, most, kDecodeTokens, static_cast<int>(p_.config.dim)},
+      groups, ExchangeLane::Limits{n_ranks, most, kDecodeTokens, static_cast<int>(p_.config.dim)},
       p_.patience, has_thread);
   ExchangeWay decode;
-  ExchangeWay prompts = way_for(group, most, is_first ? p_.mode : lanes_[0]->prompts().mode);
+  std::optional<ExchangeChoice> asked;
+  if (p_.mode) asked = ExchangeChoice{*p_.mode};
+  ExchangeWay prompts = way_for(groups, most, is_first ? asked : lanes_[0]->prompts().choice);
   if (most > kDecodeTokens)
-    decode = way_for(group, kDecodeTokens, is_first ? p_.mode : lanes_[0]->decode().mode);
+    decode = way_for(groups, kDecodeTokens, is_first ? asked : lanes_[0]->decode().choice);
   lane->use(std::move(prompts), std::move(decode));
   lanes_.push_back(std::move(lane));
 }
 
 std::string ExchangedExperts::modes() const {
   const ExchangeLane& lane = *lanes_[0];
-  const char* const prompts = name_of(lane.prompts().mode);
-  const char* const decode = lane.decode().exchange ? name_of(lane.decode().mode) : prompts;
+  const std::string prompts = name_of(lane.prompts().choice);
+  const std::string decode = lane.decode().exchange ? name_of(lane.decode().choice) : prompts;
   return fmt::format("prompts by {}, decode by {}", prompts, decode);
 }
 
-// The mode that is asked for, or the fastest one of those that the ranks can use.
-ExchangeWay ExchangedExperts::way_for(Group& group, int max_tokens,
-                                      std::optional<ExchangeMode> mode) {
-  const ExchangeShape shape{.dim = static_cast<int>(p_.config.dim),
-                            .n_active = p_.config.router.n_active,
-                            .max_tokens = max_tokens,
-                            .there = p_.there};
-  const auto make = [&](ExchangeMode m) {
-    return make_exchange(m, group, p_.owners, p_.kernels, shape);
+std::string ExchangedExperts::name_of(ExchangeChoice choice) const {
+  const std::string mode = tandem::name_of(choice.mode);
+  if (choice.mode != ExchangeMode::kAllToAll || !p_.hosts.has_two_levels()) return mode;
+  return mode + (choice.once_to_each_host ? " (once to each host)" : " (to each rank)");
+}
+
+// What is asked for, or the fastest of what the ranks can use.
+ExchangeWay ExchangedExperts::way_for(const HostGroups& groups, int max_tokens,
+                                      std::optional<ExchangeChoice> asked) {
+  const auto make = [&](ExchangeChoice choice) {
+    return make_exchange(choice.mode, groups, p_.owners, p_.kernels,
+                         {.dim = static_cast<int>(p_.config.dim),
+                          .n_active = p_.config.router.n_active,
+                          .max_tokens = max_tokens,
+                          .there = p_.there,
+                          .once_to_each_host = choice.once_to_each_host});
   };
-  if (mode) return {*mode, make(*mode)};
+  if (asked) return {*asked, make(*asked)};
+  std::vector<ExchangeChoice> choices;
+  for (const ExchangeMode mode : kExchangeModes) choices.push_back({mode});
+  if (p_.hosts.has_two_levels()) choices.push_back({ExchangeMode::kAllToAll, false});
   ExchangeWay best{};
   double best_seconds = 0;
-  for (const ExchangeMode m : kExchangeModes) {
+  for (const ExchangeChoice& choice : choices) {
     std::unique_ptr<ExpertExchange> exchange;
     try {
-      exchange = make(m);
+      exchange = make(choice);
     } catch (const RunError&) {
       throw;
     } catch (const Error&) {  // on all ranks: they do not share memory
@@ -119,7 +136,7 @@ ExchangeWay ExchangedExperts::way_for(Group& group, int max_tokens,
     }
     const double seconds = seconds_of(*exchange, max_tokens);
     if (best.exchange && seconds >= best_seconds) continue;
-    best = {m, std::move(exchange)};
+    best = {choice, std::move(exchange)};
     best_seconds = seconds;
   }
   return best;

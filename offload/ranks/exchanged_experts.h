@@ -14,7 +14,8 @@
 namespace tandem {
 
 struct ExchangedParts {
-  Group& group;  // of all ranks of the grid
+  Group& group;            // of all ranks of the grid
+  const HostLayout hosts;  // of these ranks
   const BackboneGrid grid;
   const ExpertOwners& owners;
   const cpu::KernelTable& kernels;
@@ -41,9 +42,10 @@ class ExchangedExperts final : public ExpertPool {
   explicit ExchangedExperts(const ExchangedParts& parts);
   // Bytes of buffers that a rank of the grid needs at most; the arguments are those of
   // ExchangedParts. Which mode is faster, and in which format rows travel, is not known before.
-  static int64_t bytes_for(const ModelConfig& config, BackboneGrid grid, int max_tokens,
-                           std::optional<ExchangeMode> mode, int micro_batches);
-  // "prompts by all-to-all, decode by gather"
+  static int64_t bytes_for(const ModelConfig& config, BackboneGrid grid, const HostLayout& hosts,
+                           int max_tokens, std::optional<ExchangeMode> mode, int micro_batches);
+  // "prompts by all-to-all, decode by gather"; between hosts of several ranks "all-to-all (once to
+  // each host)" or "all-to-all (to each rank)"
   std::string modes() const;
 
   bool waits(Ticket ticket) override { return lanes_[ticket]->is_apart(); }
@@ -59,7 +61,9 @@ class ExchangedExperts final : public ExpertPool {
  private:
   static constexpr int kDecodeTokens = 64;  // of a rank in a step that counts as decode
   void add_lane(int number);
-  ExchangeWay way_for(Group& group, int max_tokens, std::optional<ExchangeMode> mode);
+  ExchangeWay way_for(const HostGroups& groups, int max_tokens,
+                      std::optional<ExchangeChoice> asked);
+  std::string name_of(ExchangeChoice choice) const;
   double seconds_of(ExpertExchange& exchange, int n_tokens);
   Ticket start(const ExpertBatch& batch) override;
   void compute(Ticket ticket);
@@ -69,10 +73,11 @@ class ExchangedExperts final : public ExpertPool {
   void add_travel(const char* name, Ticket ticket);
 
   const ExchangedParts p_;
-  std::vector<std::unique_ptr<Group>> groups_;        // of the lanes; none: there is one lane
-  std::vector<std::unique_ptr<ExchangeLane>> lanes_;  // by micro-batch
-  std::vector<int64_t> n_tokens_;                     // [ranks] that each sends
-  int n_micro_batches_ = 0;                           // of the step
+  std::vector<std::unique_ptr<Group>> groups_;            // of the lanes; none: there is one lane
+  std::vector<std::unique_ptr<HostGroups>> host_groups_;  // of the lanes
+  std::vector<std::unique_ptr<ExchangeLane>> lanes_;      // by micro-batch
+  std::vector<int64_t> n_tokens_;                         // [ranks] that each sends
+  int n_micro_batches_ = 0;                               // of the step
   Timeline* timeline_ = nullptr;
   std::array<int, kMaxTickets> layers_ = {};  // of the tickets
   double left_ = 0;                           // when the backbone was called last

@@ -1,11 +1,11 @@
 // Expert parallelism of ranks with tokens of their own: dispatch() sends the rows of tokens to the
 // ranks that have their experts, which compute them as on one machine, and combine() sends the sums
-// back. A row may still go several times between two hosts.
+// back.
 #pragma once
 #include <memory>
 #include <vector>
 
-#include "comm/group.h"
+#include "comm/host_groups.h"
 #include "offload/ranks/expert_owners.h"
 #include "offload/ranks/row_format.h"
 #include "ops/expert_pool.h"
@@ -17,10 +17,13 @@ namespace tandem {
 enum class ExchangeMode : uint8_t {
   // All rows go to all ranks, and their sums are reduced.
   kGather,
-  // A row goes to each rank that has one of its experts: first the numbers of rows, then the rows.
+  // A row goes once to each rank that has one of its experts: first the numbers of rows, then the
+  // rows. To hosts of several ranks it crosses once, unless the shape says otherwise, and is sent
+  // on
+  // there (host_exchange.cpp).
   kAllToAll,
-  // The same through windows: buffers of fixed size in which the number of rows stands before the
-  // rows. No rank waits for another one to learn a size.
+  // A row goes to each of those ranks through windows: buffers of fixed size in which the number of
+  // rows stands before the rows. No rank waits for another one to learn a size.
   kLowLatency,
 };
 
@@ -33,7 +36,10 @@ constexpr const char* name_of(ExchangeMode mode) {
 
 // What is sent back for a token by kAllToAll and kLowLatency; kGather knows only the first.
 enum class ReturnedRows : uint8_t {
-  kPerRank,  // the sum of each rank's experts, added in ascending order of ranks: the fewest bytes
+  // The sum of each rank's experts, added in ascending order of ranks: the fewest bytes. Where rows
+  // cross once to each host, the sums of a host's ranks are added there in that order, as floats,
+  // rounded once, and those of the hosts in ascending order of hosts.
+  kPerRank,
   // The row of each expert, weighted and added in ascending order of experts: the bits of one rank
   // that has all experts, if its experts are not sliced among NUMA nodes.
   kPerExpert,
@@ -46,6 +52,7 @@ struct ExchangeShape {
   RowFormat there = RowFormat::kF32;
   RowFormat back = RowFormat::kF32;  // kF32, or kBf16 for kAllToAll and kLowLatency
   ReturnedRows returned = ReturnedRows::kPerRank;
+  bool once_to_each_host = true;  // kAllToAll between hosts of several ranks; else to each rank
 };
 
 // The exchange of one ticket: two micro-batches in flight need two. All ranks make the same calls
@@ -66,12 +73,12 @@ class ExpertExchange {
   virtual void combine(TensorView sums, TensorView y) = 0;
 };
 
-// Bytes of the large buffers that make_exchange() allocates on a rank of n_ranks, or its group does
+// Bytes of the large buffers that make_exchange() allocates at most on a rank, or its group does
 // for sums.
-int64_t exchange_bytes(ExchangeMode mode, int n_ranks, const ExchangeShape& shape);
+int64_t exchange_bytes(ExchangeMode mode, const HostLayout& layout, const ExchangeShape& shape);
 
-// References outlive the object.
-std::unique_ptr<ExpertExchange> make_exchange(ExchangeMode mode, Group& group,
+// References outlive the object. All ranks call it.
+std::unique_ptr<ExpertExchange> make_exchange(ExchangeMode mode, const HostGroups& groups,
                                               const ExpertOwners& owners,
                                               const cpu::KernelTable& kernels,
                                               const ExchangeShape& shape);

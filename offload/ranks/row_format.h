@@ -14,6 +14,11 @@ enum class RowFormat : uint8_t { kF32, kBf16, kFp8 };
 // Bytes of an encoded row: 28,672, 14,336 and 7,392 for 7168 columns.
 int64_t encoded_bytes(RowFormat format, int64_t dim);
 
+// As add_rows() takes such rows; not for kFp8.
+constexpr cpu::ActivationType type_of(RowFormat format) {
+  return format == RowFormat::kF32 ? cpu::ActivationType::kF32 : cpu::ActivationType::kBF16;
+}
+
 // Encodes and decodes rows of `dim` columns. The bits of a row depend on the row alone. Rows that
 // stay on their rank are encoded as well, so it makes no difference which rank computes a row.
 class RowCodec {

@@ -36,10 +36,13 @@ void require_sound(const SimulatedCluster& c) {
           "a simulation with top_k {} of {} experts and owners of {} of them: top_k must be at "
           "least 1 and at most the number of experts, and each expert needs owners",
           c.top_k, c.n_experts, c.owners.size());
-  require(c.n_backbone_ranks >= 0 && c.n_backbone_ranks <= c.n_ranks &&
-              (c.link_of.empty() || static_cast<int>(c.link_of.size()) == c.n_ranks),
-          "a simulation of {} ranks with {} backbones and links of {}", c.n_ranks,
-          c.n_backbone_ranks, c.link_of.size());
+  const auto is_of_ranks = [&](const std::vector<int>& x) {
+    return x.empty() || static_cast<int>(x.size()) == c.n_ranks;
+  };
+  require(c.n_backbone_ranks >= 0 && c.n_backbone_ranks <= c.n_ranks && is_of_ranks(c.link_of) &&
+              is_of_ranks(c.host_of),
+          "a simulation of {} ranks with {} backbones, links of {} and hosts of {}", c.n_ranks,
+          c.n_backbone_ranks, c.link_of.size(), c.host_of.size());
   require(c.link_bytes_per_second > 0 && c.skew >= 0 && c.skew <= 10,
           "a simulation with links of {} B/s and a skew of {}: must be above 0, and 0 to 10",
           c.link_bytes_per_second, c.skew);
@@ -52,9 +55,10 @@ int first_with_experts(const SimulatedCluster& c) {
   return backbones(c) < c.n_ranks ? backbones(c) : 0;
 }
 
-// One micro-batch in one layer: copies[from][to] of tokens, and each rank's expert seconds.
+// One micro-batch in one layer: copies[from][to] of tokens, of which those to another host are
+// parts of what crosses once, and each rank's expert seconds.
 struct Exchange {
-  std::vector<std::vector<int>> copies;
+  std::vector<std::vector<double>> copies;
   std::vector<double> expert_seconds;
 };
 
@@ -81,12 +85,12 @@ class Router {
       for (int& rank : ranks) rank += first;
   }
   Exchange exchange(int tokens) {
-    Exchange x{std::vector<std::vector<int>>(c_.n_ranks, std::vector<int>(c_.n_ranks, 0)),
+    Exchange x{std::vector<std::vector<double>>(c_.n_ranks, std::vector<double>(c_.n_ranks, 0)),
                std::vector<double>(c_.n_ranks, 0)};
     std::vector<std::vector<int>> rows(c_.n_experts);  // [owners] of each expert
     for (int e = 0; e < c_.n_experts; ++e) rows[e].assign(owners_[e].size(), 0);
     std::vector<bool> taken(c_.n_experts, false);
-    std::vector<int> chosen;
+    std::vector<int> chosen, ranks;
     for (int rank = 0; rank < backbones(c_); ++rank)
       for (int token = 0; token < tokens; ++token) {
         chosen.clear();
@@ -96,12 +100,14 @@ class Router {
           taken[e] = true;
           chosen.push_back(e);
         }
+        ranks.clear();
         for (const int e : chosen) {
           taken[e] = false;
           const auto least = std::min_element(rows[e].begin(), rows[e].end()) - rows[e].begin();
           ++rows[e][least];
-          ++x.copies[rank][owners_[e][least]];
+          ranks.push_back(owners_[e][least]);
         }
+        for (const int to : ranks) x.copies[rank][to] += part_of_row(rank, to, ranks);
       }
     for (int e = 0; e < c_.n_experts; ++e)
       for (size_t o = 0; o < rows[e].size(); ++o)
@@ -110,6 +116,13 @@ class Router {
   }
 
  private:
+  // Of a row that goes to these ranks, what is sent to one of them.
+  double part_of_row(int from, int to, const std::vector<int>& ranks) const {
+    const std::vector<int>& host_of = c_.host_of;
+    if (host_of.empty() || host_of[from] == host_of[to]) return 1;
+    const auto on_host = [&](int rank) { return host_of[rank] == host_of[to]; };
+    return 1. / static_cast<double>(std::count_if(ranks.begin(), ranks.end(), on_host));
+  }
   double seconds_of_expert(int rows) const {
     const double computing = rows * c_.expert_seconds_per_row;
     return c_.reading_hides ? std::max(c_.expert_seconds, computing)
@@ -141,7 +154,7 @@ struct Resource {
 class Simulator {
  public:
   explicit Simulator(const SimulatedCluster& c)
-      : c_(c), router_(c), link_of_(c.link_of), compute_(c.n_ranks), result_() {
+      : c_(c), router_(c), link_of_(c.link_of), compute_(c.n_ranks), near_(c.n_ranks), result_() {
     if (link_of_.empty()) {
       link_of_.resize(c.n_ranks);
       std::iota(link_of_.begin(), link_of_.end(), 0);
@@ -201,14 +214,18 @@ class Simulator {
     at(end, [=, this] {
       for (int i = 1; i <= c_.n_ranks; ++i) {
         const int to = (rank + i) % c_.n_ranks;  // receivers differ; itself last
-        const int copies = exchanges_[layer][half].copies[rank][to];
+        const double copies = exchanges_[layer][half].copies[rank][to];
         send(rank, to, copies * c_.dispatch_bytes, [=, this] { dispatched(layer, half, to); });
       }
     });
   }
-  // Empty messages, and messages within a host, arrive at once.
+  // Empty messages, and messages of ranks with the same link, arrive at once.
   void send(int from, int to, double bytes, std::function<void()> arrived) {
     if (link_of_[from] == link_of_[to] || bytes == 0) return at(now_, std::move(arrived));
+    if (!c_.host_of.empty() && c_.host_of[from] == c_.host_of[to]) {
+      const double rate = c_.near_bytes_per_second;
+      return at(rate > 0 ? near_[from].run(now_, bytes / rate) : now_, std::move(arrived));
+    }
     const double sent = link_[link_of_[from]].run(now_, bytes / c_.link_bytes_per_second);
     at(sent + c_.link_latency_seconds, std::move(arrived));
   }
@@ -220,7 +237,7 @@ class Simulator {
     at(end, [=, this] {
       for (int i = 1; i <= backbones(c_); ++i) {
         const int to = (rank + i) % backbones(c_);
-        const int copies = exchanges_[layer][half].copies[to][rank];
+        const double copies = exchanges_[layer][half].copies[to][rank];
         send(rank, to, copies * c_.combine_bytes, [=, this] { combined(layer, half, to); });
       }
     });
@@ -253,6 +270,7 @@ class Simulator {
   Router router_;
   std::vector<int> link_of_;                      // [ranks]
   std::vector<Resource> compute_;                 // [ranks]
+  std::vector<Resource> near_;                    // [ranks] links to ranks of the same host
   std::vector<Resource> link_;                    // by link_of_
   std::vector<std::vector<Exchange>> exchanges_;  // [layers][micro-batches]
   std::vector<std::vector<Waiting>> waiting_;     // [layers][micro-batches]
@@ -366,6 +384,10 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
     for (const DeviceId d : ranks) c.link_of.push_back(d.host);
   else if (!one_host)
     c.link_bytes_per_second /= static_cast<double>(in.machine.host(ranks[0].host).gpus.size());
+  if (!one_host) {
+    for (const DeviceId d : ranks) c.host_of.push_back(d.host);
+    c.near_bytes_per_second = in.machine.host(ranks[0].host).gpu_link.bytes_per_second;
+  }
   c.dispatch_bytes = static_cast<double>(dispatch_bytes(in.config)) / c.top_k;
   c.combine_bytes = static_cast<double>(combine_bytes(in.config)) / c.top_k;
   return c;

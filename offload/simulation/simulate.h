@@ -37,6 +37,11 @@ struct SimulatedCluster {
   // [ranks] Ranks with the same link are on one host. Empty: one link per rank.
   std::vector<int> link_of = {};
   double dispatch_bytes = 0, combine_bytes = 0;  // bytes of one copy of a token
+  // [ranks] A token's row and sum cross once to each other host; the copies to ranks of one host
+  // travel over a link of their own at near_bytes_per_second, 0: they arrive at once. Empty: every
+  // copy is sent.
+  std::vector<int> host_of = {};
+  double near_bytes_per_second = 0;
 };
 
 // Times at which the last rank finished each part of a layer (of its last micro-batch).

@@ -61,9 +61,12 @@ struct BenchOptions {
   std::string out = {};             // comm: machine file to write; empty: none
   std::string timeline = {};        // overlap: file; empty: none
   std::string model = {};           // overlap: model directory; empty: the embedded model
-  std::chrono::duration<double> simulated_delay{0};  // overlap: rows travel so much longer
-  WorkerOptions workers = {};                        // overlap: instead of ranks
-  const BenchRanks* ranks = nullptr;                 // null: one process alone
+  // comm, overlap: rows travel so much longer between hosts, and not faster; no limit: 0.
+  std::chrono::duration<double> simulated_delay{0};
+  double simulated_rate = 0;              // bytes/s of a rank
+  std::vector<int> simulated_hosts = {};  // ranks on each; empty: hosts are those that there are
+  WorkerOptions workers = {};             // overlap: instead of ranks
+  const BenchRanks* ranks = nullptr;      // null: one process alone
   MeasuringProgress progress = {};
   std::function<void(const std::string& line)> warn = [](const std::string&) {};
 };

@@ -129,6 +129,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
           "set");
       sub.add_flag("--as-network", o.as_network,
                    "with --out: take the ranks of one host for hosts");
+      add_simulated_network(sub, {o.simulated_hosts, o.simulated_delay, o.simulated_rate}, true);
       return;
     case BenchFlag::kOverlap:
       add_value(sub, "--model", o.model, "model directory; without it, the embedded tiny-r1");
@@ -137,7 +138,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
           "write a timeline of all ranks for a Chrome trace viewer: the last of --tokens as "
           "a whole prompt, and in two micro-batches");
       add_dispatch(sub, o.dispatch);
-      add_simulated_delay(sub, o.simulated_delay);
+      add_simulated_network(sub, {o.simulated_hosts, o.simulated_delay, o.simulated_rate}, true);
       add_workers(sub, o.workers);
       return;
     case BenchFlag::kCurves:

@@ -121,7 +121,8 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
       .add_flag_callback("--enable-microbatch",
                          [&model] { model.micro_batches = 0; })  // LMDeploy's
       ->group("");
-  add_simulated_delay(command, model.simulated_delay)->group("");
+  add_simulated_network(
+      command, {model.simulated_hosts, model.simulated_delay, model.simulated_rate}, false);
   for (const char* const name : {"--nnodes", "--node-rank"})
     command
         .add_option_function<int>(name,
@@ -157,14 +158,29 @@ void add_simulated_routing(CLI::App& command, SimulatedRouting& value) {
       ->default_str("model");
 }
 
-CLI::Option* add_simulated_delay(CLI::App& command, std::chrono::duration<double>& value) {
-  return command.add_option_function<double>(
-      "--simulate-delay",
-      [&value](double ms) {
-        require(ms >= 0 && ms <= 1000, "--simulate-delay {:g}: must be between 0 and 1000", ms);
-        value = std::chrono::duration<double>(ms * 1e-3);
-      },
-      "ms that rows and sums of CPU ranks travel longer, to measure micro-batches on one host");
+void add_simulated_network(CLI::App& command, SimulatedOptions values, bool shown) {
+  const std::initializer_list<CLI::Option*> options = {
+      command.add_option_function<double>(
+          "--simulate-delay",
+          [&delay = values.delay](double ms) {
+            require(ms >= 0 && ms <= 1000, "--simulate-delay {:g}: must be between 0 and 1000", ms);
+            delay = std::chrono::duration<double>(ms * 1e-3);
+          },
+          "ms that rows and sums of CPU ranks travel longer, to measure on one host"),
+      command.add_option_function<double>(
+          "--simulate-rate",
+          [&rate = values.bytes_per_second](double gb) {
+            require(gb > 0 && gb <= 1000,
+                    "--simulate-rate {:g}: must be above 0 and at most 1000 GB/s", gb);
+            rate = gb * 1e9;
+          },
+          "GB/s that a CPU rank sends to other hosts, and gets from them, at most"),
+      command
+          .add_option("--simulate-hosts", values.hosts,
+                      "take CPU ranks for those of several hosts, so many on each, a list")
+          ->delimiter(',')};
+  if (shown) return;
+  for (CLI::Option* const option : options) option->group("");
 }
 
 void add_activations(CLI::App& command, bool& fp8, const std::string& help) {

@@ -48,12 +48,17 @@ void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens);
 void add_ranks(CLI::App& command, std::optional<int>& value);
 // --ranks, and how they divide a model: --dp, --tp, --ep, --pp, --ep-dispatch.
 void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& model);
-// How rows come to the ranks that have their experts, and how much longer they travel for a
-// measurement on one host.
+// How rows come to the ranks that have their experts.
 void add_dispatch(CLI::App& command, ExpertDispatch& value);
 // Experts that replace the router's choice for a measurement.
 void add_simulated_routing(CLI::App& command, SimulatedRouting& value);
-CLI::Option* add_simulated_delay(CLI::App& command, std::chrono::duration<double>& value);
+// Hosts and a network between them for a measurement on one host; help may not show them.
+struct SimulatedOptions {
+  std::vector<int>& hosts;
+  std::chrono::duration<double>& delay;
+  double& bytes_per_second;
+};
+void add_simulated_network(CLI::App& command, SimulatedOptions values, bool shown);
 // NAME-secret and NAME-encryption.
 void add_secret(CLI::App& command, const std::string& name, SecretOptions& value,
                 const std::string& help);

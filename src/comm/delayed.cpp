@@ -4,9 +4,9 @@
 #include <time.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
+#include "core/check.h"
 #include "core/rounding.h"
 
 namespace tandem {
@@ -64,57 +64,111 @@ class DelayedWindow final : public Window {
 
 class DelayedGroup final : public Group {
  public:
-  DelayedGroup(Group& group, int64_t delay) : group_(group), delay_(delay), began_(group.size()) {}
-  DelayedGroup(std::unique_ptr<Group> group, int64_t delay)
-      : owned_(std::move(group)), group_(*owned_), delay_(delay), began_(group_.size()) {}
+  DelayedGroup(Group& group, const SimulatedNetwork& network)
+      : group_(group), network_(network), delay_(nanoseconds(network.delay)), began_(group.size()) {
+    for (int r = 0; r < group.size(); ++r)
+      is_far_.push_back(network.host_of_rank.empty()
+                            ? r != group.rank()
+                            : network.host_of_rank[r] != network.host_of_rank[group.rank()]);
+    n_far_ = std::count(is_far_.begin(), is_far_.end(), true);
+  }
+  DelayedGroup(std::unique_ptr<Group> group, const SimulatedNetwork& network)
+      : DelayedGroup(*group, network) {
+    owned_ = std::move(group);
+  }
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   int world_rank(int rank) const override { return group_.world_rank(rank); }
   void set_patience(Patience patience) override { group_.set_patience(patience); }
 
   void barrier() override {
-    delayed([&] { group_.barrier(); });
+    delayed({}, [&] { group_.barrier(); });
   }
   void broadcast(Bytes x, int root) override {
-    delayed([&] { group_.broadcast(x, root); });
+    const auto n = static_cast<int64_t>(x.size());
+    const Crossing crossing = root == rank() ? Crossing{n * n_far_, 0} : Crossing{0, n};
+    delayed(crossing, [&] { group_.broadcast(x, root); });
   }
   void all_gather(ConstBytes mine, Pieces<std::byte> out) override {
-    delayed([&] { group_.all_gather(mine, out); });
+    const auto n = static_cast<int64_t>(mine.size());
+    delayed({n * n_far_, far_bytes(out.sizes)}, [&] { group_.all_gather(mine, out); });
   }
   void all_to_all(Pieces<const std::byte> in, Pieces<std::byte> out) override {
-    delayed([&] { group_.all_to_all(in, out); });
+    delayed({far_bytes(in.sizes), far_bytes(out.sizes)}, [&] { group_.all_to_all(in, out); });
   }
   std::unique_ptr<Group> split(int color) override {
     std::unique_ptr<Group> part = group_.split(color);
-    return part ? std::make_unique<DelayedGroup>(std::move(part), delay_) : nullptr;
+    if (!part) return nullptr;
+    SimulatedNetwork network = network_;
+    if (!network_.host_of_rank.empty()) {
+      network.host_of_rank.clear();
+      for (int r = 0; r < part->size(); ++r) {
+        int here = 0;
+        while (world_rank(here) != part->world_rank(r)) ++here;
+        network.host_of_rank.push_back(network_.host_of_rank[here]);
+      }
+    }
+    return std::make_unique<DelayedGroup>(std::move(part), network);
   }
   std::unique_ptr<Window> allocate_window(int64_t bytes) override {
-    return std::make_unique<DelayedWindow>(group_, bytes, delay_);
+    if (network_.host_of_rank.empty())
+      return std::make_unique<DelayedWindow>(group_, bytes, delay_);
+    require(n_far_ == 0, "the ranks are on several hosts, which share no memory");
+    return group_.allocate_window(bytes);
   }
   void wait_for_rank(int rank, const std::function<bool()>& done) override {
     group_.wait_for_rank(rank, done);
   }
 
  private:
+  // Bytes of a call that this rank sends to other hosts, and gets from them.
+  struct Crossing {
+    int64_t out = 0, in = 0;
+  };
+  int64_t far_bytes(std::span<const int64_t> sizes) const {
+    int64_t sum = 0;
+    for (int r = 0; r < size(); ++r) sum += is_far_[r] ? sizes[r] : 0;
+    return sum;
+  }
+  int64_t nanoseconds_for(int64_t bytes) const {
+    if (network_.bytes_per_second == 0) return 0;
+    return nanoseconds(Delay(static_cast<double>(bytes) / network_.bytes_per_second));
+  }
+  // What a rank sends follows each other, and what it gets does.
   template <class Call>
-  void delayed(const Call& call) {
-    const int64_t begin = now();
+  void delayed(const Crossing& crossing, const Call& call) {
+    if (network_.bytes_sent) *network_.bytes_sent += crossing.out;
+    const Began begin = {now(), crossing.out};
     call();
+    if (delay_ == 0 && network_.bytes_per_second == 0) return;
     group_.all_gather_values(begin, std::span(began_));
-    began_[rank()] = 0;
-    sleep_until(*std::max_element(began_.begin(), began_.end()) + delay_);
+    int64_t first = 0, end = 0;
+    for (int r = 0; r < size(); ++r) {
+      if (!is_far_[r]) continue;
+      first = std::max(first, began_[r].at + delay_);
+      end = std::max(end, began_[r].at + delay_ + nanoseconds_for(began_[r].bytes));
+    }
+    sleep_until(std::max(end, first + nanoseconds_for(crossing.in)));
   }
 
-  const std::unique_ptr<Group> owned_;
+  std::unique_ptr<Group> owned_;
   Group& group_;
+  const SimulatedNetwork network_;
   const int64_t delay_;
-  std::vector<int64_t> began_;  // [ranks] the call
+  std::vector<bool> is_far_;  // [ranks] on another host
+  int64_t n_far_ = 0;
+  struct Began {
+    int64_t at, bytes;
+  };
+  std::vector<Began> began_;  // [ranks] the call
 };
 
 }  // namespace
 
-std::unique_ptr<Group> make_delayed(Group& group, std::chrono::duration<double> delay) {
-  return std::make_unique<DelayedGroup>(group, nanoseconds(delay));
+std::unique_ptr<Group> make_delayed(Group& group, const SimulatedNetwork& network) {
+  check(network.host_of_rank.empty() || std::ssize(network.host_of_rank) == group.size(),
+        "a host for each rank");
+  return std::make_unique<DelayedGroup>(group, network);
 }
 
 }  // namespace tandem

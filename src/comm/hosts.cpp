@@ -1,5 +1,6 @@
 #include "comm/hosts.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,8 @@
 #include <fstream>
 #include <limits>
 #include <string>
+
+#include "core/check.h"
 
 namespace tandem {
 namespace {
@@ -56,6 +59,19 @@ std::vector<int> hosts_of_ranks(Group& group) {
     const auto first = std::find(names.begin(), names.begin() + r, names[r]) - names.begin();
     hosts.push_back(first < r ? hosts[first] : n_hosts++);
   }
+  return hosts;
+}
+
+std::vector<int> simulated_hosts_of_ranks(const std::vector<int>& n_of_host, int n_ranks) {
+  std::vector<int> hosts;
+  for (const int n : n_of_host) {
+    require(n >= 1 && n <= n_ranks - std::ssize(hosts),
+            "--simulate-hosts {}: there are {} ranks, of which every host has one or more",
+            fmt::join(n_of_host, ","), n_ranks);
+    hosts.insert(hosts.end(), n, hosts.empty() ? 0 : hosts.back() + 1);
+  }
+  require(std::ssize(hosts) == n_ranks, "--simulate-hosts {}: there are {} ranks, and {} on hosts",
+          fmt::join(n_of_host, ","), n_ranks, hosts.size());
   return hosts;
 }
 

@@ -10,6 +10,9 @@ namespace tandem {
 // The host of each rank, numbered from 0 in the order of ranks. Containers of one machine are one
 // host. All ranks call it.
 std::vector<int> hosts_of_ranks(Group& group);
+// The same for simulated hosts with so many ranks each, one host after another. Throws Error where
+// those are not n_ranks.
+std::vector<int> simulated_hosts_of_ranks(const std::vector<int>& n_of_host, int n_ranks);
 
 struct ClockDifference {
   double seconds = 0;  // is added to a time of the rank's steady clock to get that of rank 0

@@ -1,5 +1,7 @@
 #include "loader/decision.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "core/check.h"
@@ -185,11 +187,11 @@ HostMemory host_memory(const ModelOptions& options, const Subject& subject, bool
   return {.capacity_bytes = subject.memory_bytes,
           .bytes = [&subject, other_bytes, beside_gpu,
                     moves = options.moves_experts](const ExpertsLayout& experts) {
-            const auto& [config, stored, topology, kernels, home, memory, rank, workers] = subject;
-            const int n_spare = beside_gpu ? kHotExpertsAtOnce : most_of_layer(experts, config);
+            const Subject& s = subject;
+            const int n_spare = beside_gpu ? kHotExpertsAtOnce : most_of_layer(experts, s.config);
             const int64_t spare =
-                moves ? SpareExperts::bytes_for(stored, config, home, experts, n_spare) : 0;
-            return packed_bytes(stored, config, home, experts) + other_bytes + spare;
+                moves ? SpareExperts::bytes_for(s.stored, s.config, s.home, experts, n_spare) : 0;
+            return packed_bytes(s.stored, s.config, s.home, experts) + other_bytes + spare;
           }};
 }
 
@@ -256,6 +258,12 @@ void require_exchanged_rows(const ModelOptions& options, bool divides, bool dela
   require(options.simulated_delay.count() == 0 || delays,
           "--simulate-delay {:g}: no rows travel between CPUs of several ranks: leave it out",
           options.simulated_delay.count() * 1e3);
+  require(options.simulated_rate == 0 || delays,
+          "--simulate-rate {:g}: no rows travel between CPUs of several ranks: leave it out",
+          options.simulated_rate * 1e-9);
+  require(options.simulated_hosts.empty() || delays,
+          "--simulate-hosts {}: no rows travel between CPUs of several ranks: leave it out",
+          fmt::join(options.simulated_hosts, ","));
 }
 
 // The experts that this host has of some layer.
@@ -323,8 +331,9 @@ int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject
   const int64_t kv = KvCache::bytes_for(subject.config, decision.context, parts.kv_type,
                                         share_of(subject, parts).layers);
   if (!exchanges_rows(options, parts.grid)) return kv;
+  const HostLayout hosts = hosts_of_stage(subject.host_of_rank, parts.grid, subject.rank.rank);
   return kv + ExchangedExperts::bytes_for(
-                  subject.config, parts.grid.of_stage(), decision.limits.max_tokens,
+                  subject.config, parts.grid.of_stage(), hosts, decision.limits.max_tokens,
                   exchange_mode(options.dispatch), exchanged_micro_batches(options));
 }
 
@@ -375,6 +384,13 @@ std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch) {
 
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
   return options.ranks.group && (grid.n_replicas > 1 || exchange_mode(options.dispatch));
+}
+
+HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid grid, int rank) {
+  const int n = grid.n_of_stage();
+  if (host_of_rank.empty()) return HostLayout::one_host(n);
+  const auto first = host_of_rank.begin() + grid.stage_of(rank) * n;
+  return HostLayout(std::vector<int>(first, first + n));
 }
 
 int exchanged_micro_batches(const ModelOptions& options) {

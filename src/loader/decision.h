@@ -31,6 +31,7 @@ struct Subject {
   // [n_all_layers][n_experts], empty for a dense layer: true for experts that workers have. Empty:
   // there are no workers.
   std::vector<std::vector<bool>> on_workers = {};
+  std::vector<int> host_of_rank = {};  // of all ranks; empty: they are on one host
 };
 
 // Throws Error for options that contradict each other or the placement, for a placement that is
@@ -49,6 +50,8 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
 std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch);
 // Whether CPU ranks of the grid exchange rows (ExchangedExperts); else they add up their sums.
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid);
+// The hosts of the ranks of this rank's stage; host_of_rank as in Subject.
+HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid grid, int rank);
 // ExchangedParts::micro_batches, and WorkerExpertsParts::micro_batches
 int exchanged_micro_batches(const ModelOptions& options);
 

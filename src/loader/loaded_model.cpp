@@ -6,6 +6,7 @@
 
 #include "comm/agreement.h"
 #include "comm/delayed.h"
+#include "comm/hosts.h"
 #include "comm/launcher.h"
 #include "core/machine_info.h"
 #include "core/program_files.h"
@@ -175,6 +176,12 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   run_on_all(group, [&] { require_runs_on_ranks(options); });
   require_same_on_all(group, "CPU, model, placement or routing",
                       [&] { return text_of_rank(options, kernels_); });
+  if (options.simulated_hosts.empty())
+    host_of_rank_ = hosts_of_ranks(group);
+  else
+    run_on_all(group, [&] {
+      host_of_rank_ = simulated_hosts_of_ranks(options.simulated_hosts, group.size());
+    });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
   group.set_patience({});
@@ -246,6 +253,7 @@ Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
                   kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
   if (asked_workers_) subject.on_workers = asked_workers_->experts_of_layers(config_);
   if (ranks.group) subject.rank = {ranks.group->rank(), ranks.group->size(), ranks.n_of_host};
+  subject.host_of_rank = host_of_rank_;
   return subject;
 }
 
@@ -460,7 +468,10 @@ void LoadedModel::start_mover(const Source& source, const Decision& decision,
 void LoadedModel::set_owners(const ModelOptions& options, const Decision& decision) {
   Group& group = *options.ranks.group;
   const BackboneGrid grid = decision.parts.grid;
-  const int n_of_stage = grid.n_of_stage(), n_of_host = options.ranks.n_of_host;
+  const int n_of_stage = grid.n_of_stage();
+  const int n_of_host = options.simulated_hosts.empty()
+                            ? options.ranks.n_of_host
+                            : options.simulated_hosts[host_of_rank_[group.rank()]];
   std::vector<int> n_of_hosts(group.size());
   group.all_gather_values(n_of_host, std::span(n_of_hosts));
   const bool alike = std::count(n_of_hosts.begin(), n_of_hosts.end(), n_of_host) == group.size();
@@ -480,13 +491,19 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
     if (config_.is_moe(layer))
       takes_bf16 = takes_bf16 && types[layer] == cpu::ActivationType::kBF16;
   takes_bf16 = least_on_all(group, takes_bf16) > 0;
-  if (options.simulated_delay.count() > 0)
-    delayed_ = make_delayed(groups_.stage(), options.simulated_delay);
-  auto experts = std::make_unique<ExchangedExperts>(
-      ExchangedParts{delayed_ ? *delayed_ : groups_.stage(), decision.parts.grid.of_stage(),
-                     *owners_, kernels_, config_, *experts_, decision.limits.max_tokens,
-                     takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
-                     exchange_mode(options.dispatch), exchanged_micro_batches(options)});
+  const BackboneGrid grid = decision.parts.grid;
+  const HostLayout hosts = hosts_of_stage(host_of_rank_, grid, group.rank());
+  const bool simulates_hosts = !options.simulated_hosts.empty();
+  if (options.simulated_delay.count() > 0 || options.simulated_rate > 0 || simulates_hosts)
+    delayed_ =
+        make_delayed(groups_.stage(),
+                     {.delay = options.simulated_delay,
+                      .bytes_per_second = options.simulated_rate,
+                      .host_of_rank = simulates_hosts ? hosts.host_of_rank() : std::vector<int>()});
+  auto experts = std::make_unique<ExchangedExperts>(ExchangedParts{
+      delayed_ ? *delayed_ : groups_.stage(), hosts, grid.of_stage(), *owners_, kernels_, config_,
+      *experts_, decision.limits.max_tokens, takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
+      exchange_mode(options.dispatch), exchanged_micro_batches(options)});
   options.note("rows of experts: " + experts->modes());
   return experts;
 }

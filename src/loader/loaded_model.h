@@ -109,6 +109,7 @@ class LoadedModel {
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<ExpertOwners> owners_;       // null without other ranks
   std::unique_ptr<ExpertMover> mover_;         // null: experts stay
+  std::vector<int> host_of_rank_;              // of all ranks; empty: there are no others
   GridGroups groups_;
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
   std::unique_ptr<Group> delayed_;             // null: rows travel as fast as they can

@@ -105,6 +105,8 @@ struct ModelOptions {
   int micro_batches = 0;
   // Rows and sums arrive so much later, for benchmarks and tests on one host.
   std::chrono::duration<double> simulated_delay{0};
+  double simulated_rate = 0;              // bytes/s of a rank to other hosts; 0: no limit
+  std::vector<int> simulated_hosts = {};  // ranks on each; empty: hosts are those that there are
   SimulatedRouting simulated_routing = {};
   bool record_routing = false;
   bool count_experts = false;        // StepRunner::count_experts()

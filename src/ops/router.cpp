@@ -82,9 +82,18 @@ void route_token(std::span<const float> logits, std::span<const float> bias,
 
 std::vector<int32_t> random_experts(const RouterConfig& router, int n_tokens,
                                     std::mt19937& random) {
-  std::vector<int32_t> experts(router.n_experts), chosen;
-  std::iota(experts.begin(), experts.end(), 0);
+  const bool by_groups = router.n_groups > 1 && router.method != TopkMethod::kGreedy;
+  const int n_groups = by_groups ? router.n_groups : 1;
+  const int of_group = router.n_experts / n_groups;
+  const int n_taken =
+      std::max(by_groups ? router.n_active_groups : 1, (router.n_active + of_group - 1) / of_group);
+  std::vector<int32_t> groups(n_groups), experts, chosen;
+  std::iota(groups.begin(), groups.end(), 0);
   for (int t = 0; t < n_tokens; ++t) {
+    std::shuffle(groups.begin(), groups.end(), random);
+    experts.clear();
+    for (int g = 0; g < n_taken; ++g)
+      for (int e = 0; e < of_group; ++e) experts.push_back(groups[g] * of_group + e);
     std::shuffle(experts.begin(), experts.end(), random);
     chosen.insert(chosen.end(), experts.begin(), experts.begin() + router.n_active);
   }

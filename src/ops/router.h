@@ -24,7 +24,7 @@ void route_token(std::span<const float> logits, std::span<const float> bias,
                  std::span<float> weights);
 
 // n_active different experts for each of n_tokens, [n_tokens, n_active], drawn with equal
-// probability: for measurements.
+// probability from n_active_groups groups, or more if those have fewer experts: for measurements.
 std::vector<int32_t> random_experts(const RouterConfig& router, int n_tokens, std::mt19937& random);
 
 }  // namespace tandem

@@ -28,6 +28,12 @@ void check_comm(const BenchOptions& o) {
           "bench comm: {} is about several ranks: give --ranks 2, or start it with mpirun",
           o.as_network ? "--as-network" : "--bytes");
   require_list("--tokens", o.tokens, o.ranks ? kMaxStepTokens : kMostRequestRows);
+  require(o.ranks || (o.simulated_hosts.empty() && o.simulated_delay.count() == 0 &&
+                      o.simulated_rate == 0),
+          "bench comm: --simulate-hosts, --simulate-delay and --simulate-rate are about several "
+          "ranks: give --ranks 2, or start it with mpirun");
+  if (o.ranks && !o.simulated_hosts.empty())
+    simulated_hosts_of_ranks(o.simulated_hosts, o.ranks->group.size());
   if (!o.ranks || o.out.empty() || o.as_network) return;
   const std::vector<int> hosts = hosts_of_ranks(o.ranks->group);
   require(*std::max_element(hosts.begin(), hosts.end()) > 0,
@@ -97,36 +103,57 @@ void bench_comm(const BenchInput& input, const OnRow& on_row) {
   BenchOptions& o = bench.options;
   if (o.bytes.empty()) o.bytes = {1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20};
   o.ranks->group.set_patience({});
-  bench_barrier(*o.ranks, o.seconds, on_row);
-  for (const int64_t bytes : o.bytes) bench_collectives(*o.ranks, bytes, o.seconds, on_row);
-  for (const int n : o.tokens) bench_exchanges(bench, n, on_row);
+  const HostLayout hosts(o.simulated_hosts.empty()
+                             ? hosts_of_ranks(o.ranks->group)
+                             : simulated_hosts_of_ranks(o.simulated_hosts, o.ranks->group.size()));
+  const OnRow with_hosts = [&](Json row) {
+    row["hosts"] = hosts.n_hosts();
+    on_row(row);
+  };
+  bench_barrier(*o.ranks, o.seconds, with_hosts);
+  for (const int64_t bytes : o.bytes) bench_collectives(*o.ranks, bytes, o.seconds, with_hosts);
+  for (const int n : o.tokens) bench_exchanges(bench, hosts, n, with_hosts);
   bench_network(bench, on_row);
 }
+
+// Of the first column: "exchange all-to-all, each rank" is there between hosts only.
+int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }
 
 std::string header(const Json& row) {
   const int n_ranks = row["ranks"];
   const char* const raw = n_ranks > 1 ? "MPI" : "TCP";
+  const int n_hosts = row.value("hosts", 1), width = width_of_operation(n_hosts);
+  const std::string on_hosts = n_hosts > 1 ? fmt::format(" on {} hosts", n_hosts) : "";
   return fmt::format(
       "{}, beside {}\n\n"
-      "| operation            | tokens | there, back |       KB |        us |   GB/s |    {} us | "
-      "over {} |\n"
-      "|:---------------------|-------:|:------------|---------:|----------:|-------:|----------:|"
-      "---------:|\n",
-      n_ranks > 1 ? fmt::format("{} ranks", n_ranks) : "a backbone and a worker on this host",
-      row["mpi"].get<std::string>(), raw, raw);
+      "| {:<{}} | tokens | there, back |       KB |        us |   GB/s |    {} us | over {} |{}\n"
+      "|:{:-<{}}|-------:|:------------|---------:|----------:|-------:|----------:|---------:|{}"
+      "\n",
+      n_ranks > 1 ? fmt::format("{} ranks{}", n_ranks, on_hosts)
+                  : "a backbone and a worker on this host",
+      row["mpi"].get<std::string>(), "operation", width, raw, raw,
+      n_hosts > 1 ? " KB between hosts |" : "", "", width + 1,
+      n_hosts > 1 ? "-----------------:|" : "");
 }
 
 std::string text(const Json& row) {
   const bool has_rows = row.contains("tokens");
   const auto rate = row["bytes_per_second"];
   const auto us = [&](const char* key) { return row[key].get<double>() * 1e6; };
+  const int n_hosts = row.value("hosts", 1);
+  std::string crossing;
+  if (n_hosts > 1)
+    crossing = row.contains("bytes_between_hosts")
+                   ? fmt::format(" {:>16.1f} |", row["bytes_between_hosts"].get<double>() / 1024)
+                   : fmt::format(" {:>16} |", "");
   return fmt::format(
-      "| {:<20} | {:>6} | {:<11} | {:>8.1f} | {:>9.1f} | {:>6} | {:>9.1f} | {:>8.2f} |\n",
-      row["operation"].get<std::string>(), has_rows ? std::to_string(row["tokens"].get<int>()) : "",
+      "| {:<{}} | {:>6} | {:<11} | {:>8.1f} | {:>9.1f} | {:>6} | {:>9.1f} | {:>8.2f} |{}\n",
+      row["operation"].get<std::string>(), width_of_operation(n_hosts),
+      has_rows ? std::to_string(row["tokens"].get<int>()) : "",
       has_rows ? row["there"].get<std::string>() + ", " + row["back"].get<std::string>() : "",
       row["bytes"].get<double>() / 1024, us("seconds"),
       rate.is_null() ? "" : fmt::format("{:.2f}", rate.get<double>() * 1e-9), us("raw_seconds"),
-      row["seconds_over_raw"].get<double>());
+      row["seconds_over_raw"].get<double>(), crossing);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/benchmark.h"
+#include "comm/host_groups.h"
 #include "core/machine.h"
 
 namespace tandem {
@@ -34,7 +35,10 @@ void bench_barrier(const BenchRanks& ranks, double seconds, const OnRow& on_row)
 
 // dispatch() and combine() of every mode for so many tokens a rank, with the model's shapes and
 // random routing. The low-latency mode is left out, with a warning, where ranks share no memory.
-void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row);
+// Where rows cross once to each host, all-to-all is measured a second time, with rows that go once
+// to each rank. hosts: [ranks]
+void bench_exchanges(const BenchInput& bench, const HostLayout& hosts, int n_tokens,
+                     const OnRow& on_row);
 
 // Requests of so many rows to a worker of this host, for each number of `tokens`, open and
 // encrypted. Returns the seconds of the shortest open one.

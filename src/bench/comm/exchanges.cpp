@@ -5,6 +5,7 @@
 #include <random>
 
 #include "bench/comm/comm.h"
+#include "comm/delayed.h"
 #include "core/memory.h"
 #include "offload/ranks/rank_experts.h"
 #include "ops/router.h"
@@ -116,66 +117,132 @@ class RawExchange {
   Buffer in_, out_;
 };
 
+// How rows travel in a measurement.
+struct Way {
+  ExchangeMode mode;
+  RowFormat there;
+  bool to_each_rank = false;  // though they could cross once to each host
+  RowFormat back() const {
+    return there == RowFormat::kF32 || mode == ExchangeMode::kGather ? RowFormat::kF32
+                                                                     : RowFormat::kBf16;
+  }
+};
+
+std::vector<Way> ways_on(const HostLayout& hosts) {
+  std::vector<Way> ways;
+  for (const RowFormat there : {RowFormat::kFp8, RowFormat::kF32})
+    for (const ExchangeMode mode : kExchangeModes) {
+      ways.push_back({mode, there});
+      if (mode == ExchangeMode::kAllToAll && hosts.has_two_levels())
+        ways.push_back({mode, there, true});
+    }
+  return ways;
+}
+
+class ExchangesBench {
+ public:
+  ExchangesBench(const BenchInput& bench, const HostLayout& hosts, int n_tokens)
+      : bench_(bench),
+        ranks_(*bench.options.ranks),
+        hosts_(hosts),
+        kernels_(cpu::kernels_for(*bench.options.isa)),
+        owners_(even_owners(bench.config, ranks_.group.size())),
+        tokens_(bench.config, n_tokens, ranks_.group.rank()),
+        rows_to_(tokens_.rows_to(owners_, layer(), ranks_.group.size())) {
+    const BenchOptions& o = bench.options;
+    if (hosts.n_hosts() > 1 || o.simulated_delay.count() > 0 || o.simulated_rate > 0)
+      network_ = make_delayed(
+          ranks_.group,
+          {.delay = o.simulated_delay,
+           .bytes_per_second = o.simulated_rate,
+           .host_of_rank = hosts.n_hosts() > 1 ? hosts.host_of_rank() : std::vector<int>(),
+           .bytes_sent = &bytes_sent_});
+  }
+  void measure(const Way& way, const OnRow& on_row);
+
+ private:
+  int layer() const { return bench_.config.n_layers - 1; }
+  Group& group() const { return network_ ? *network_ : ranks_.group; }
+  std::unique_ptr<ExpertExchange> exchange_if_possible(const Way& way, const HostGroups& groups);
+  int64_t bytes_between_hosts(const std::function<void()>& exchange);
+
+  const BenchInput& bench_;
+  const BenchRanks& ranks_;
+  const HostLayout& hosts_;
+  const cpu::KernelTable kernels_;
+  const ExpertOwners owners_;
+  Tokens tokens_;
+  const std::vector<int64_t> rows_to_;
+  std::atomic<int64_t> bytes_sent_{0};  // by this rank to other hosts
+  std::unique_ptr<Group> network_;      // null: as fast as it is, and between ranks of one host
+};
+
 // All ranks fail together where they do not share memory.
-std::unique_ptr<ExpertExchange> exchange_if_possible(ExchangeMode mode, const BenchInput& bench,
-                                                     const ExpertOwners& owners,
-                                                     const cpu::KernelTable& kernels,
-                                                     const ExchangeShape& shape) {
+std::unique_ptr<ExpertExchange> ExchangesBench::exchange_if_possible(const Way& way,
+                                                                     const HostGroups& groups) {
+  const ModelConfig& config = bench_.config;
   try {
-    return make_exchange(mode, bench.options.ranks->group, owners, kernels, shape);
+    return make_exchange(way.mode, groups, owners_, kernels_,
+                         {.dim = static_cast<int>(config.dim),
+                          .n_active = config.router.n_active,
+                          .max_tokens = tokens_.n,
+                          .there = way.there,
+                          .back = way.back(),
+                          .once_to_each_host = !way.to_each_rank});
   } catch (const RunError&) {
     throw;
   } catch (const Error& error) {
-    if (bench.options.ranks->group.rank() == 0)
-      bench.options.warn(fmt::format("{} is not measured: {}", name_of(mode), error.what()));
+    if (ranks_.group.rank() == 0)
+      bench_.options.warn(fmt::format("{} is not measured: {}", name_of(way.mode), error.what()));
     return nullptr;
   }
 }
 
+// Of all ranks in one exchange.
+int64_t ExchangesBench::bytes_between_hosts(const std::function<void()>& exchange) {
+  const int64_t before = bytes_sent_;
+  exchange();
+  std::vector<int64_t> of_ranks(ranks_.group.size());
+  ranks_.group.all_gather_values(bytes_sent_ - before, std::span(of_ranks));
+  return std::accumulate(of_ranks.begin(), of_ranks.end(), int64_t{0});
+}
+
+void ExchangesBench::measure(const Way& way, const OnRow& on_row) {
+  const ModelConfig& config = bench_.config;
+  const int n_ranks = ranks_.group.size();
+  const HostGroups groups(group(), hosts_);
+  const auto exchange = exchange_if_possible(way, groups);
+  if (!exchange) return;
+  const int64_t dim = config.dim, n = tokens_.n;
+  const int64_t lists = 8 * config.router.n_active;  // ids and weights of a row
+  RawExchange raw(ranks_, way.mode,
+                  {RowCodec(kernels_, way.there, dim).bytes() + lists,
+                   RowCodec(kernels_, way.back(), dim).bytes()},
+                  tokens_.n, rows_to_);
+  const Buffer sums(exchange->max_rows() * dim * 4);
+  exchange->begin(std::vector<int64_t>(n_ranks, n));
+  const auto own = [&] {
+    const ExpertBatch batch = exchange->dispatch(tokens_.batch(layer()));
+    exchange->combine({sums.data(), batch.x.rows, dim, dim}, {tokens_.y.data(), n, dim, dim});
+  };
+  nlohmann::ordered_json row = comm_row(
+      ranks_,
+      std::string("exchange ") + name_of(way.mode) + (way.to_each_rank ? ", each rank" : ""),
+      raw.bytes(), compare(ranks_.group, {own, [&] { raw.run(); }}, bench_.options.seconds));
+  row["config"] = bench_.options.config;
+  row["tokens"] = n;
+  row["there"] = name_of(way.there);
+  row["back"] = name_of(way.back());
+  if (hosts_.n_hosts() > 1) row["bytes_between_hosts"] = bytes_between_hosts(own);
+  on_row(row);
+}
+
 }  // namespace
 
-void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row) {
-  const BenchRanks& ranks = *bench.options.ranks;
-  const ModelConfig& config = bench.config;
-  const int n_ranks = ranks.group.size(), layer = config.n_layers - 1;
-  const cpu::KernelTable kernels = cpu::kernels_for(*bench.options.isa);
-  const ExpertOwners owners = even_owners(config, n_ranks);
-  Tokens tokens(config, n_tokens, ranks.group.rank());
-  const std::vector<int64_t> rows_to = tokens.rows_to(owners, layer, n_ranks);
-  const int64_t lists = 8 * config.router.n_active;  // ids and weights of a row
-  for (const RowFormat there : {RowFormat::kFp8, RowFormat::kF32})
-    for (const ExchangeMode mode : kExchangeModes) {
-      const bool gathers = mode == ExchangeMode::kGather;
-      const RowFormat back =
-          there == RowFormat::kF32 || gathers ? RowFormat::kF32 : RowFormat::kBf16;
-      const auto exchange = exchange_if_possible(mode, bench, owners, kernels,
-                                                 {.dim = static_cast<int>(config.dim),
-                                                  .n_active = config.router.n_active,
-                                                  .max_tokens = n_tokens,
-                                                  .there = there,
-                                                  .back = back});
-      if (!exchange) continue;
-      const int64_t dim = config.dim;
-      RawExchange raw(
-          ranks, mode,
-          {RowCodec(kernels, there, dim).bytes() + lists, RowCodec(kernels, back, dim).bytes()},
-          n_tokens, rows_to);
-      const Buffer sums(exchange->max_rows() * dim * 4);
-      exchange->begin(std::vector<int64_t>(n_ranks, n_tokens));
-      const auto own = [&] {
-        const ExpertBatch batch = exchange->dispatch(tokens.batch(layer));
-        exchange->combine({sums.data(), batch.x.rows, dim, dim},
-                          {tokens.y.data(), n_tokens, dim, dim});
-      };
-      nlohmann::ordered_json row =
-          comm_row(ranks, std::string("exchange ") + name_of(mode), raw.bytes(),
-                   compare(ranks.group, {own, [&] { raw.run(); }}, bench.options.seconds));
-      row["config"] = bench.options.config;
-      row["tokens"] = n_tokens;
-      row["there"] = name_of(there);
-      row["back"] = name_of(back);
-      on_row(row);
-    }
+void bench_exchanges(const BenchInput& bench, const HostLayout& hosts, int n_tokens,
+                     const OnRow& on_row) {
+  ExchangesBench exchanges(bench, hosts, n_tokens);
+  for (const Way& way : ways_on(hosts)) exchanges.measure(way, on_row);
 }
 
 }  // namespace tandem

@@ -94,6 +94,8 @@ class OverlapBench {
                        .n_replicas = group_.size(),
                        .dispatch = o_.dispatch,
                        .simulated_delay = o_.simulated_delay,
+                       .simulated_rate = o_.simulated_rate,
+                       .simulated_hosts = o_.simulated_hosts,
                        .record_timeline = !o_.timeline.empty()};
     model.note = [this](const std::string& line) {
       if (line.starts_with("rows of experts: ")) exchanges_ = line.substr(line.find(": ") + 2);
