@@ -88,6 +88,22 @@ TEST(GpuRanksWithWorkers, AnswerWhoeverComputes) {
   });
 }
 
+// Only the first of two GPUs waits for workers, so micro-batches would not take turns alike.
+TEST(GpuRanksWithWorkers, HaveWholeSteps) {
+  constexpr int kSteps = 20;
+  ModelOptions options = small_on_gpus(kGolden + "v3_fp8");
+  const LimitedGpuMemory memory(bytes_for_two_ranks(options, 1000));
+  const Workers workers(served(options.directory, ""), {"auto"});
+  options.workers.addresses = workers.addresses;
+  const std::vector<int32_t> tokens(17, 5);
+  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+    LoadedModel loaded(of_rank);
+    for (int i = 0; i < kSteps; ++i)
+      score(loaded.model(), loaded.cache(), tokens, 16, [](int64_t, std::span<const float>) {});
+    EXPECT_LE(loaded.model().workers()[0].n_requests, 2 * kSteps) << "of two layers";
+  });
+}
+
 // The GPUs have added up in every layer of a failed step, launched or recorded.
 TEST(GpuRanksWithWorkers, AnswerAfterAFailedStep) {
   const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 2);

@@ -229,11 +229,29 @@ TEST(WorkersOfRanks, GiveTheSameBitsInMicroBatches) {
         const Logits logits = logits_after(loaded, tokens);
         if (n == 1) whole = logits;
         EXPECT_EQ(logits, whole) << n;
+        if (n > 0 && division[0] == "auto") {
+          EXPECT_EQ(loaded.model().workers()[0].n_requests, 2 * n) << "of two layers";
+        }
         // With numbers that are measured, some steps are tried in micro-batches.
         for (int i = 0; n == 0 && i < 20; ++i) EXPECT_EQ(logits_after(loaded, tokens), whole) << i;
       });
     }
   }
+}
+
+// Steps in which the first rank waits for workers are tried in micro-batches.
+TEST(WorkersOfRanks, DivideStepsAsMeasured) {
+  constexpr int kSteps = 20;
+  SlowWorker worker(milliseconds(1));
+  ModelOptions options = {.directory = kServedModel, .context = 64, .max_logits = 64};
+  options.workers.addresses = {worker.address()};
+  const std::vector<int32_t> tokens(40, 5);
+  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+    LoadedModel loaded(of_rank);
+    for (int i = 0; i < kSteps; ++i)
+      score(loaded.model(), loaded.cache(), tokens, 39, [](int64_t, std::span<const float>) {});
+    EXPECT_GT(loaded.model().workers()[0].n_requests, 2 * kSteps);
+  });
 }
 
 // Decode steps of several sequences and prompts beside them, while one of two owners after the
