@@ -5,6 +5,7 @@
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
 #include "tests/rank_grids.h"
+#include "tests/worker_backbones.h"
 #include "tests/worker_models.h"
 
 namespace tandem::test {
@@ -91,10 +92,10 @@ TEST(GpuRanksWithWorkers, AnswerWhoeverComputes) {
 // Only the first of two GPUs waits for workers, so micro-batches would not take turns alike.
 TEST(GpuRanksWithWorkers, HaveWholeSteps) {
   constexpr int kSteps = 20;
-  ModelOptions options = small_on_gpus(kGolden + "v3_fp8");
+  ModelOptions options = small_on_gpus(kServedModel);
   const LimitedGpuMemory memory(bytes_for_two_ranks(options, 1000));
-  const Workers workers(served(options.directory, ""), {"auto"});
-  options.workers.addresses = workers.addresses;
+  SlowWorker worker(std::chrono::milliseconds(5));
+  options.workers.addresses = {worker.address()};
   const std::vector<int32_t> tokens(17, 5);
   on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
     LoadedModel loaded(of_rank);

@@ -92,6 +92,18 @@ class RanksWithWorkers(unittest.TestCase):
         self.assertEqual(server.stop(), 0)
         self.assertEqual(worker.stop(), 0)
 
+    def test_run_ends_with_one_error_when_no_owner_is_left(self):
+        worker = Worker("4-11")
+        command = [TANDEM, "run", TINY, "--raw", "--ignore-eos", "-n", "100000", "--ctx", "200000", "-p", "a", "--threads", "1",
+                   "--ranks", "2", "--workers", worker.address, "--worker-patience", "0.5"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+            job.stdout.read(1)  # it generates
+            worker.kill()
+            _, said = job.communicate(timeout=60)
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        self.assertEqual((job.returncode, len(errors)), (1, 1), said)
+        self.assertIn(f"experts 4-11 have had no worker for 0.5 s: {worker.address}", errors[0])
+
     def test_refusals(self):
         worker = Worker("0-7")
         beside = ["--workers", worker.address]

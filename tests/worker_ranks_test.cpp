@@ -57,6 +57,7 @@ TEST(RanksBesideWorkers, ComputeEveryExpertOnce) {
                       .micro_batches = 2});
     EXPECT_EQ(pool.micro_batches({}, true), 2);
     EXPECT_EQ(pool.workers().size(), rank == 0 ? 2u : 0u);
+    EXPECT_EQ(pool.seconds_waited().has_value(), rank == 0);
     for (const int layer : {1, 2})
       for (const int n_micro_batches : {1, 2}) {
         Inputs first(13, local.dim, layer), second(7, local.dim, 10 + layer);
