@@ -12,23 +12,8 @@
 namespace tandem::test {
 namespace {
 
-// GPU memory with room for the backbone and about half of the experts, to `step` bytes.
-int64_t bytes_for_some_experts(const ModelOptions& options, int64_t step) {
-  // The least bytes with which `is` says yes of the device's name, which is empty if none suffices.
-  const auto least = [&](const auto& is) {
-    int64_t enough = kEnough, less = 0;
-    while (enough - less > step) {
-      const int64_t middle = (enough + less) / 2;
-      const LimitedGpuMemory memory(middle);
-      std::string device;
-      error_of([&] { device = LoadedModel(options).device(); });
-      (is(device) ? enough : less) = middle;
-    }
-    return enough;
-  };
-  const int64_t backbone = least([](const std::string& device) { return !device.empty(); });
-  const int64_t all = least([](const std::string& d) { return d == gpu::open_gpu().name; });
-  return (backbone + all) / 2;
+int64_t bytes_for_half_of_the_experts(const ModelOptions& options, int64_t step) {
+  return bytes_for_experts([&] { return LoadedModel(options).device(); }, 0.5, step);
 }
 
 class HybridWorkers : public testing::TestWithParam<std::string> {};
@@ -47,7 +32,7 @@ TEST_P(HybridWorkers, GiveTheCpusLogits) {
   LoadedModel cpu(options);
   const Logits want = logits_after(cpu, tokens);
   options.device = DeviceChoice::kCuda;
-  const int64_t bytes = bytes_for_some_experts(options, 1000);
+  const int64_t bytes = bytes_for_half_of_the_experts(options, 1000);
   const std::string first = fmt::format("0-{}", n / 2 - 1),
                     last = fmt::format("{}-{}", n / 2, n - 1);
   int64_t bytes_alone = 0;
@@ -86,7 +71,7 @@ TEST(HybridWorkersOfTinyR1, AnswerWhoeverComputes) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
   const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 4);
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
-  const LimitedGpuMemory memory(bytes_for_some_experts(options, 20'000));
+  const LimitedGpuMemory memory(bytes_for_half_of_the_experts(options, 20'000));
   Workers workers(served(kTinyR1, ""), {"auto", "auto"});
   options.workers.addresses = workers.addresses;
   EXPECT_EQ(answers(options, 4), want);
@@ -101,7 +86,7 @@ TEST(HybridWorkersOfTinyR1, AnswerAfterAFailedStep) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
   const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 2);
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
-  const LimitedGpuMemory memory(bytes_for_some_experts(options, 20'000));
+  const LimitedGpuMemory memory(bytes_for_half_of_the_experts(options, 20'000));
   options.micro_batches = 2;
   expect_answers_after_failed_steps(options, want);
 }

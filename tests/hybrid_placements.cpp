@@ -8,8 +8,30 @@
 
 #include "model/cost.h"
 #include "offload/plan/placement_json.h"
+#include "tests/error_of.h"
 
 namespace tandem::test {
+
+int64_t bytes_for_experts(const std::function<std::string()>& device_of, double share,
+                          int64_t step) {
+  // The least bytes with which `is` says yes of the device.
+  const auto least = [&](const auto& is) {
+    int64_t enough = kEnough, less = 0;
+    while (enough - less > step) {
+      const int64_t middle = (enough + less) / 2;
+      const LimitedGpuMemory memory(middle);
+      std::string device;
+      error_of([&] { device = device_of(); });
+      (is(device) ? enough : less) = middle;
+    }
+    return enough;
+  };
+  const int64_t backbone = least([](const std::string& device) { return !device.empty(); });
+  const int64_t all = least([](const std::string& device) {
+    return !device.empty() && device.find(", experts also on the cpu") == std::string::npos;
+  });
+  return backbone + static_cast<int64_t>(share * static_cast<double>(all - backbone));
+}
 
 PlacementFile::PlacementFile(const Placement& placement)
     : path_(std::filesystem::temp_directory_path() /

@@ -1,6 +1,7 @@
 // Placements with a backbone on the GPU and experts on GPU and CPU.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <random>
 #include <string>
 
@@ -20,6 +21,11 @@ class LimitedGpuMemory {
   const Setting memory_;
 };
 constexpr int64_t kEnough = 8'000'000'000;
+
+// GPU memory with room for the backbone and `share` of the experts, to `step` bytes. device_of:
+// where a model runs with the memory that is set; empty, or an Error: it does not fit.
+int64_t bytes_for_experts(const std::function<std::string()>& device_of, double share,
+                          int64_t step);
 
 class PlacementFile {
  public:

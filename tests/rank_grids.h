@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <mutex>
 #include <string>
+#include <vector>
 
+#include "comm/agreement.h"
 #include "comm/local_ranks.h"
 #include "loader/loaded_model.h"
 #include "tests/whole_models.h"
@@ -43,6 +46,25 @@ inline void on_grid(const RankGrid& grid, ModelOptions options,
     lead(loaded);
     steps.end();
   });
+}
+
+// What n ranks refuse: the message of the one that reports it.
+inline std::string refusal_of_ranks(int n, const std::function<ModelOptions(int rank)>& options) {
+  std::mutex mutex;
+  std::vector<std::string> reports;
+  int n_refused = 0;
+  run_local_ranks({n}, [&](Group& group) {
+    try {
+      LoadedModel loaded(on_rank(options(group.rank()), group));
+    } catch (const AgreedError& error) {
+      const std::lock_guard lock(mutex);
+      ++n_refused;
+      if (error.reported_here) reports.push_back(error.what());
+    }
+  });
+  EXPECT_EQ(n_refused, n);
+  EXPECT_EQ(reports.size(), 1u);
+  return reports.empty() ? "" : reports[0];
 }
 
 }  // namespace tandem::test

@@ -2,14 +2,12 @@
 // and what each rank reads.
 #include <atomic>
 #include <fstream>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <thread>
 
 #include "cli/conversation.h"
 #include "cli/options.h"
-#include "comm/agreement.h"
 #include "comm/local_ranks.h"
 #include "io/weight_store.h"
 #include "loader/grid_groups.h"
@@ -19,6 +17,7 @@
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/plain_engine.h"
+#include "tests/rank_grids.h"
 #include "tests/repository.h"
 #include "tests/whole_models.h"
 #include "text/chat_format.h"
@@ -238,26 +237,6 @@ TEST(RankModels, ObeyAPlacement) {
   }
 }
 
-// The message on the rank that reports it.
-std::string refusal(int n, const std::function<ModelOptions(int rank)>& options) {
-  std::mutex mutex;
-  std::vector<std::string> reports;
-  int n_refused = 0;
-  on_ranks(n, [&](Group& group) {
-    try {
-      LoadedModel loaded(on_rank(options(group.rank()), group));
-    } catch (const AgreedError& error) {
-      const std::lock_guard lock(mutex);
-      ++n_refused;
-      EXPECT_FALSE(error.while_running);
-      if (error.reported_here) reports.push_back(error.what());
-    }
-  });
-  EXPECT_EQ(n_refused, n);
-  EXPECT_EQ(reports.size(), 1u);
-  return reports.empty() ? "" : reports[0];
-}
-
 // What is split from a group has its patience of that time, which is long while models are loaded.
 TEST(RankModels, GroupsOfAGridNoticeALostRank) {
   std::atomic<int> n_noticed{0};
@@ -284,7 +263,7 @@ TEST(RankModels, GroupsOfAGridNoticeALostRank) {
 TEST(RankModels, RefuseWhatRanksDoNotShare) {
   const ModelOptions usual = {.directory = kGolden + "v2_lite", .context = 64};
   const auto with = [&](auto change) {
-    return refusal(3, [&](int rank) {
+    return refusal_of_ranks(3, [&](int rank) {
       ModelOptions options = usual;
       change(options, rank);
       return options;

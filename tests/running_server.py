@@ -29,9 +29,12 @@ class Server:
                                         preexec_fn=limit_of_files and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit_of_files,) * 2)))
         atexit.register(self.process.kill)  # a test that fails leaves no process running
         self.lines = []
-        listening = re.search(r"https?://[^:]+:(\d+)", self.process.stderr.readline())
-        if not listening:
-            raise AssertionError(self.process.stderr.read())
+        for line in self.process.stderr:  # an MPI launcher may say something before
+            if listening := re.search(r"https?://[^:]+:(\d+)", line):
+                break
+            self.lines.append(line)
+        else:
+            raise AssertionError("".join(self.lines))
         self.port = int(listening[1])
         self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
         self.reader.start()

@@ -97,6 +97,7 @@ class Backbone {
  public:
   struct Options {
     std::chrono::duration<double> patience = std::chrono::seconds(20);
+    std::chrono::duration<double> longest_wait = std::chrono::duration<double>::max();
     std::chrono::milliseconds deadline = std::chrono::milliseconds(400);
     int max_tokens = kMostTokens;
     int micro_batches = 1;
@@ -121,6 +122,7 @@ class Backbone {
                                      .team = local.all.team,
                                      .max_tokens = options.max_tokens,
                                      .patience = options.patience,
+                                     .longest_wait = options.longest_wait,
                                      .micro_batches = options.micro_batches,
                                      .warn = sink_of(options.warnings)},
                   std::move(links));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/conversation.h"
+#include "comm/local_ranks.h"
 #include "tests/error_of.h"
 #include "tests/plain_engine.h"
 #include "tests/whole_models.h"
@@ -13,10 +14,71 @@
 
 namespace tandem::test {
 
+// Calls `lead` on the first of n ranks that divide a backbone, with its options; the others load
+// the model as it does, and follow its steps.
+inline void on_ranks_of_backbone(int n, const ModelOptions& options,
+                                 const std::function<void(const ModelOptions&)>& lead) {
+  run_local_ranks({n}, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    ModelOptions mine = on_rank(options, group, &steps);
+    if (!steps.leads()) {
+      if (!mine.workers.any()) mine.workers.addresses = {"those that the first rank has"};
+      LoadedModel loaded(mine);
+      return steps.follow();
+    }
+    lead(mine);
+    steps.end();
+  });
+}
+
+inline LoadedExpertsOptions with_mtp(const std::string& directory, const std::string& experts) {
+  LoadedExpertsOptions options = served(directory, experts);
+  options.draft = DraftChoice::kMtp;
+  return options;
+}
+
+inline ModelOptions drafting(const std::string& directory) {
+  return {.directory = directory,
+          .n_threads = 1,
+          .context = 256,
+          .max_logits = 200,
+          .draft = DraftChoice::kMtp};
+}
+
+inline ModelOptions drafting(const std::string& directory,
+                             const std::vector<std::string>& workers) {
+  ModelOptions options = drafting(directory);
+  options.workers.addresses = workers;
+  options.workers.patience = std::chrono::milliseconds(500);
+  return options;
+}
+
+// Answers to questions, and what became of their drafts.
+struct Drafted {
+  std::vector<std::vector<int32_t>> tokens;
+  int n_accepted = 0, n_rejected = 0;
+  bool operator==(const Drafted&) const = default;
+};
+
+inline Drafted drafted(const ModelOptions& options) {
+  LoadedModel loaded(options);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
+  Engine engine = engine_for(loaded, tokenizer);
+  Drafted all;
+  for (const Completion& c : complete(engine, questions(options.directory, tokenizer, 8))) {
+    all.tokens.push_back(c.tokens);
+    all.n_accepted += c.accepted_drafts;
+    all.n_rejected += c.rejected_drafts;
+  }
+  return all;
+}
+
 // `options` are of the embedded model, and `want` has its answers to the first questions.
 inline void expect_answers_after_failed_steps(ModelOptions options,
                                               const std::vector<std::vector<int32_t>>& want) {
-  auto worker = std::make_unique<WorkerThread>(served(kTinyR1, "8-15"));
+  LoadedExpertsOptions of_worker = served(kTinyR1, "8-15");
+  of_worker.draft = options.draft;
+  auto worker = std::make_unique<WorkerThread>(of_worker);
   const std::string address = worker->address();
   options.workers.addresses = {address};
   options.workers.patience = std::chrono::milliseconds(300);
@@ -63,8 +125,7 @@ inline void expect_answers_after_failed_steps(ModelOptions options,
           EXPECT_TRUE(says(error, "experts 8-15 have had no worker for 0.3 s: " + address));
       }
       EXPECT_EQ(engine.counts().scheduler.n_running, 0);
-      worker = std::make_unique<WorkerThread>(served(kTinyR1, "8-15"),
-                                              ExpertServer::Options{.address = address});
+      worker = std::make_unique<WorkerThread>(of_worker, ExpertServer::Options{.address = address});
       for (int i = 0; i < 2000 && !engine.workers()[0].is_up; ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       ask();

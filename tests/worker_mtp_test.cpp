@@ -20,27 +20,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-LoadedExpertsOptions with_mtp(const std::string& directory, const std::string& experts) {
-  LoadedExpertsOptions options = served(directory, experts);
-  options.draft = DraftChoice::kMtp;
-  return options;
-}
-
-ModelOptions drafting(const std::string& directory) {
-  return {.directory = directory,
-          .n_threads = 1,
-          .context = 256,
-          .max_logits = 200,
-          .draft = DraftChoice::kMtp};
-}
-
-ModelOptions drafting(const std::string& directory, const std::vector<std::string>& workers) {
-  ModelOptions options = drafting(directory);
-  options.workers.addresses = workers;
-  options.workers.patience = milliseconds(500);
-  return options;
-}
-
 class WorkerMtp : public testing::TestWithParam<std::string> {};
 
 TEST_P(WorkerMtp, HasTheGoldenLogits) {
@@ -78,25 +57,6 @@ TEST_P(WorkerMtp, HasTheGoldenLogits) {
 
 INSTANTIATE_TEST_SUITE_P(Families, WorkerMtp, testing::Values("t1", "v3_fp8", "v3_1_fp8"),
                          [](const auto& info_of) { return info_of.param; });
-
-struct Drafted {
-  std::vector<std::vector<int32_t>> tokens;
-  int n_accepted = 0, n_rejected = 0;
-  bool operator==(const Drafted&) const = default;
-};
-
-Drafted drafted(const ModelOptions& options) {
-  LoadedModel loaded(options);
-  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
-  Engine engine = engine_for(loaded, tokenizer);
-  Drafted all;
-  for (const Completion& c : complete(engine, questions(options.directory, tokenizer, 8))) {
-    all.tokens.push_back(c.tokens);
-    all.n_accepted += c.accepted_drafts;
-    all.n_rejected += c.rejected_drafts;
-  }
-  return all;
-}
 
 // The same tokens, of which as many were drafted.
 TEST(WorkerDrafts, AreThoseOfOneProcess) {

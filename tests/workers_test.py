@@ -23,6 +23,7 @@ import unittest
 from running_server import ANSWER, QUESTION, ROOT, TANDEM, TINY, Server, chat
 
 ROUNDS = 20 if os.environ.get("TANDEM_LONG_TEST") else 1
+BACKBONE = ["--threads", "1"]  # arguments of every server with workers
 OTHER_MODEL = str(ROOT / "tests" / "golden" / "v3_fp8")
 QUESTIONS = [f"What is {17 * i + 3} + {401 - 9 * i}?" for i in range(12)]
 
@@ -62,7 +63,7 @@ class Worker:
 
 
 def server_of(workers, *arguments):
-    return Server("--workers", ",".join(worker.address for worker in workers), "--threads", "1", *arguments).wait_ready()
+    return Server("--workers", ",".join(worker.address for worker in workers), *BACKBONE, *arguments).wait_ready()
 
 
 def is_up(server, worker):
@@ -273,7 +274,7 @@ class ComeAndGo(unittest.TestCase):
                     out.write("# the workers of this test\n" + "".join(f"{line}\n" for line in lines))
 
             write(first.address)
-            server = Server("--workers-file", file, "--worker-patience", "30", "--threads", "1").wait_ready()
+            server = Server("--workers-file", file, "--worker-patience", "30", *BACKBONE).wait_ready()
             streams = Streams(server, 8)
             streams.wait_for_more()
             with self.subTest("a newcomer shares the load"):

@@ -141,7 +141,7 @@ void HybridExperts::compute_on_cpu(Ticket ticket) {
   for (bool more = true; !handed_down_.empty() && (more || !part);) more = submit_next();
   check(part.has_value(), "a batch that was handed down");
   const TensorView sum = hand_off_.sum(part->rows);
-  unless_failed([&] { parts_.on_cpu.add_to(part->on_cpu, sum); });
+  step_.unless_failed([&] { parts_.on_cpu.add_to(part->on_cpu, sum); });
   hand_off_.raise_sum();
   trace_.add_cpu(part->layer, ticket, {part->waits, part->begins, StepTrace::now()});
   part.reset();
@@ -160,24 +160,12 @@ bool HybridExperts::submit_next() {
   ExpertBatch batch = hand_off_.batch(part.layer, part.rows);
   batch.micro_batch = part.ticket;
   bool waits = false;
-  unless_failed([&] {
+  step_.unless_failed([&] {
     part.on_cpu = parts_.on_cpu.submit(batch);
     waits = parts_.on_cpu.waits(part.on_cpu);
   });
   on_cpu_[part.ticket] = part;
   return waits;
-}
-
-// A step that has failed goes on to its end with zeros, because its kernels, launched or recorded,
-// take and give as many signals as those of any other step.
-template <class Call>
-void HybridExperts::unless_failed(const Call& call) {
-  if (step_failed_) return;
-  try {
-    call();
-  } catch (const StepFailed& error) {
-    step_failed_ = error;
-  }
 }
 
 // The same as compute_on_cpu() for a layer with streamed experts. The GPU waits for the link only,
@@ -234,7 +222,7 @@ void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
 void HybridExperts::end_step(LayerRange layers, const MicroBatches& step) {
   ExpertPool::end_step(layers, step);
   trace_.end_step(layers, layers_, step, std::exchange(streamed_, false));
-  if (step_failed_) throw StepFailed(*std::exchange(step_failed_, {}));
+  step_.end();
 }
 
 void HybridExperts::require_not_failed() const { require_run(!failed_, kFailed); }

@@ -95,8 +95,6 @@ class HybridExperts final : public ExpertPool {
   void add_from_cpu(const ExpertBatch& batch, TensorView y);
   void compute_on_cpu(Ticket ticket);
   bool submit_next();
-  template <class Call>
-  void unless_failed(const Call& call);
   void compute_or_give_up(Ticket ticket);
   void share(const ExpertBatch& batch, Ticket ticket, TensorView y);
   void require_not_failed() const;
@@ -111,8 +109,9 @@ class HybridExperts final : public ExpertPool {
   std::array<ExpertBatch, kMaxTickets> batches_ = {};  // submitted and not yet added
   std::vector<HandedDown> handed_down_;  // not yet submitted to the CPU, in the GPU's order
   std::array<std::optional<HandedDown>, kMaxTickets> on_cpu_;  // submitted, by ticket
-  bool streamed_ = false;                  // whether a layer of the step streamed
-  std::optional<StepFailed> step_failed_;  // thrown when the step ends
+  bool streamed_ = false;  // whether a layer of the step streamed
+  // Its kernels, launched or recorded, take and give as many signals in every step.
+  StepInCommon step_;
   bool failed_ = false;
 };
 

@@ -288,6 +288,7 @@ void WorkerExperts::await(const Work& work) {
     }
     for (const ShardPart& part : parts)
       if (waits(part)) require_patience(part);
+    require_time_left(work, begin);
     waiter_->wait(waited(), nullptr, longest_sleep());
   }
   seconds_waited_ += seconds_since(begin);
@@ -308,11 +309,24 @@ void WorkerExperts::require_patience(const ShardPart& part) {
                    workers_.text_of_standbys(*part.shard)));
 }
 
+void WorkerExperts::require_time_left(const Work& work, Clock::time_point begin) {
+  if (Clock::now() - begin < p_.longest_wait) return;
+  const std::vector<ShardPart>& parts = work.rows.parts();
+  const auto part = std::find_if(parts.begin(), parts.end(),
+                                 [](const ShardPart& of_shard) { return !of_shard.is_done(); });
+  fail(fmt::format(
+      "experts {} were not computed within {:g} s, and other ranks wait no longer: {}{}",
+      text_of_experts(part->shard->experts), p_.longest_wait.count(), owners_of(*part),
+      workers_.text_of_standbys(*part->shard)));
+}
+
 std::string WorkerExperts::owners_of(const ShardPart& part) const {
   std::string owners;
-  for (const int worker : part.shard->owners)
-    owners += fmt::format("{}{} ({})", owners.empty() ? "" : ", ", workers_[worker].address(),
-                          workers_[worker].why_down());
+  for (const int worker : part.shard->owners) {
+    const WorkerLink& link = workers_[worker];
+    owners += (owners.empty() ? "" : ", ") + link.address();
+    if (!link.is_up()) owners += fmt::format(" ({})", link.why_down());
+  }
   return owners;
 }
 

@@ -27,6 +27,9 @@ struct WorkerExpertsParts {
   int max_tokens;  // of a step
   // How long a step waits for a worker where all owners of an expert are down.
   std::chrono::duration<double> patience{10};
+  // A wait in a step ends after so long also where a worker or a standby gets on: ranks that
+  // compute the same step do not wait longer.
+  std::chrono::duration<double> longest_wait = std::chrono::duration<double>::max();
   int micro_batches = 1;  // of every step, or kMeasured
   // Called with one line: what the user should know.
   std::function<void(const std::string&)> warn = [](const std::string&) {};
@@ -84,6 +87,7 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   void await(const Work& work);
   void lost(int worker);
   void require_patience(const ShardPart& part);
+  void require_time_left(const Work& work, Clock::time_point begin);
   std::string owners_of(const ShardPart& part) const;
   [[noreturn]] void fail(const std::string& why);
   std::chrono::nanoseconds longest_sleep() const;

@@ -1,6 +1,9 @@
 // Failures at run time that are not the input's fault: a lost GPU, threads that hang. The program
 // exits with another status than for other Errors.
 #pragma once
+#include <optional>
+#include <utility>
+
 #include "core/check.h"
 
 namespace tandem {
@@ -16,6 +19,29 @@ struct RunError : Error {
 // A step could not be computed, but later ones may be: what it needs can come back.
 struct StepFailed : RunError {
   using RunError::RunError;
+};
+
+// A step that goes on to its end after it has failed here, because a GPU or other ranks compute the
+// same step.
+class StepInCommon {
+ public:
+  // Calls call(), unless the step has failed.
+  template <class Call>
+  void unless_failed(const Call& call) {
+    if (failure_) return;
+    try {
+      call();
+    } catch (const StepFailed& error) {
+      failure_ = error;
+    }
+  }
+  // Throws StepFailed if the step has failed.
+  void end() {
+    if (failure_) throw StepFailed(*std::exchange(failure_, {}));
+  }
+
+ private:
+  std::optional<StepFailed> failure_;
 };
 
 // Throws RunError unless `ok`.

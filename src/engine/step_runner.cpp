@@ -318,8 +318,8 @@ void StepRunner::compute(const Work& work, const std::function<void()>& enqueue)
     parts_.ops.begin(work.batch);
     run_or_replay(work, enqueue);
   }
+  if (channel_) parts_.device.wait();  // ranks make one step at a time, also after one that fails
   parts_.experts.end_step(work.layers, work.step);
-  if (channel_) parts_.device.wait();  // ranks make one step at a time
 }
 
 // Takes part in the layers' experts without tokens of its own.

@@ -41,6 +41,11 @@ Machine machine_of(const Subject& subject, bool with_gpu) {
   return machine;
 }
 
+// Whether this process has the links to workers.
+bool uses_workers(const Subject& subject) {
+  return !subject.on_workers.empty() && subject.rank.rank == 0;
+}
+
 // What of the backbone this rank has.
 BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
   const int rank = subject.rank.rank;
@@ -49,9 +54,8 @@ BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
   return share_of_rank(subject.config, grid.part_of(rank), grid.tp, layers);
 }
 
-// What the other ranks or the workers have and this one does not.
+// What the other ranks have and this one does not. Experts of workers count as the first rank's.
 Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
-  if (!subject.on_workers.empty()) return {.experts = subject.on_workers, .backbone = false};
   if (subject.rank.n_ranks == 1) return {};
   const BackboneGrid grid = parts.grid;
   return elsewhere_of(owners_of(parts.ranks_of_expert, subject.config, grid.n_of_stage()),
@@ -209,7 +213,7 @@ GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
   FitRequest request = fit_request(options, subject, decision);
   GpuMemory memory = gpu_memory(subject.stored, subject.config, gpu_options(options, decision));
   // Experts are streamed from this host's memory, where those of workers are not.
-  memory.streams = memory.streams && subject.on_workers.empty();
+  memory.streams = memory.streams && !uses_workers(subject);
   GpuShare share;
   if (placed) {
     require_fits(request, memory, *placed->gpu);
@@ -251,9 +255,9 @@ void require_routing_of_one_replica(const ModelOptions& options, const Decision&
 void require_exchanged_rows(const ModelOptions& options, bool divides, bool delays) {
   require(
       options.micro_batches == 0 || divides,
-      "--micro-batches {}: rows travel only to workers (--workers), between ranks with replicas "
-      "(--dp), and between CPUs with gather, all-to-all or low-latency as --ep-dispatch, on GPUs "
-      "only if they have all experts: leave it out",
+      "--micro-batches {}: rows travel only to workers (--workers, on GPUs of one rank), between "
+      "ranks with replicas (--dp), and between CPUs with gather, all-to-all or low-latency as "
+      "--ep-dispatch, on GPUs only if they have all experts: leave it out",
       options.micro_batches);
   require(options.simulated_delay.count() == 0 || delays,
           "--simulate-delay {:g}: no rows travel between CPUs of several ranks: leave it out",
@@ -280,6 +284,7 @@ std::vector<int> experts_here(const Elsewhere& elsewhere, int n_experts) {
 ExpertsLayout fit_beside(Elsewhere elsewhere, const FitRequest& request, const HostMemory& memory,
                          const Subject& subject) {
   if (subject.on_workers.empty()) return fit_host(request, memory, elsewhere);
+  if (elsewhere.experts.empty()) elsewhere = {.experts = subject.on_workers, .backbone = false};
   for (size_t l = 0; l < elsewhere.experts.size(); ++l)
     for (size_t e = 0; e < elsewhere.experts[l].size(); ++e)
       if (subject.on_workers[l][e]) elsewhere.experts[l][e] = true;
@@ -309,9 +314,11 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
           name_of(options.replica_choice));
   const bool whole = all_on_gpu(share.parts);
-  require_exchanged_rows(options, (has_replicas && whole) || !subject.on_workers.empty(), false);
+  require_exchanged_rows(
+      options, (has_replicas && whole) || (uses_workers(subject) && subject.rank.n_ranks == 1),
+      false);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
-  require(!whole || subject.on_workers.empty(),
+  require(!whole || !uses_workers(subject),
           "--workers: the GPU has room for all experts: leave it out");
   ExecutedParts& parts = decision.parts;
   parts.gpu = share.parts;
@@ -413,6 +420,9 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   } else {
     decision.parts.grid = asked_grid(options, subject);
     decision.parts.stages = even_stages(subject.config.n_layers, decision.parts.grid.n_stages);
+    if (subject.rank.n_ranks > 1)
+      decision.parts.ranks_of_expert =
+          ranks_beside_workers(subject.on_workers, subject.rank.n_ranks);
   }
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
@@ -469,7 +479,8 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .grid = decision.parts.grid,
           .replicated_experts = has_replicas(decision.parts),
           .moves_experts = options.moves_experts,
-          .micro_batches = exchanged_micro_batches(options)};
+          .micro_batches = exchanged_micro_batches(options),
+          .patience = rank_patience(options.workers, GpuModelOptions().patience)};
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "comm/agreement.h"
 #include "loader/model_identity.h"
 #include "transport/tcp.h"
 
@@ -127,6 +128,17 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
   return asked;
 }
 
+AskedWorkers ask_workers_of_ranks(Group& group, const ModelOptions& options,
+                                  const WeightStore& store, const ModelConfig& config) {
+  AskedWorkers asked;
+  run_on_all(group, [&] {
+    if (group.rank() == 0) asked = ask_workers(options, store, config);
+  });
+  const std::string experts = text_of_first(group, text_of_experts(listed(asked.experts)));
+  asked.experts = experts_from_text(experts, config.router.n_experts, "--workers");
+  return asked;
+}
+
 std::vector<std::vector<bool>> AskedWorkers::experts_of_layers(const ModelConfig& config) const {
   std::vector<std::vector<bool>> of_layers(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
@@ -158,6 +170,8 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
     addresses.push_back(links[w]->address());
     if (asked.welcomes[w].is_standby) standbys.push_back(links[w]->address());
   }
+  const auto longest = of.options.ranks.group ? longest_wait(of.options.workers)
+                                              : std::chrono::duration<double>::max();
   auto pool =
       std::make_unique<WorkerExperts>(WorkerExpertsParts{.welcomes = asked.welcomes,
                                                          .transport = *asked.transport,
@@ -167,6 +181,7 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
                                                          .team = of.team,
                                                          .max_tokens = of.max_tokens,
                                                          .patience = of.options.workers.patience,
+                                                         .longest_wait = longest,
                                                          .micro_batches = of.micro_batches,
                                                          .warn = of.options.warn},
                                       std::move(asked.links));
@@ -180,7 +195,9 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
       if (n > 0) owners += n == std::ssize(shard.experts) ? " (GPU)" : " (GPU and CPU)";
     }
     of.options.note(fmt::format("experts {}: {}", text_of_experts(shard.experts),
-                                owners.empty() ? "this process" : owners));
+                                !owners.empty()          ? owners
+                                : of.options.ranks.group ? "the ranks"
+                                                         : "this process"));
   }
   for (const std::string& standby : standbys)
     of.options.note(fmt::format("standby {}: loads experts whose workers are lost", standby));

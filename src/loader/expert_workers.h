@@ -36,6 +36,11 @@ void require_runs_with_workers(const ModelOptions& options);
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                          const ModelConfig& config);
 
+// The same of ranks that divide the backbone: the first one asks, and only it has links. The others
+// are told which experts workers have. All ranks call it; throws AgreedError.
+AskedWorkers ask_workers_of_ranks(Group& group, const ModelOptions& options,
+                                  const WeightStore& store, const ModelConfig& config);
+
 struct WorkerExpertsOf {
   const ModelOptions& options;
   const cpu::KernelTable& kernels;

@@ -35,6 +35,8 @@ struct GpuModelOptions {
   int micro_batches = 1;                    // of steps of replicas, or ExpertPool::kMeasured
   bool records = true;                      // decode steps are recorded as graphs
   LoadProgress progress = {};
+  // How long the CPU waits for the GPU, which waits for other ranks.
+  std::chrono::duration<double> patience = std::chrono::seconds(60);
   // Tokens for which experts are computed at a time: replicas bring theirs together.
   int expert_tokens() const {
     return grid.n_replicas > 1 ? grid.of_stage().most_tokens(max_tokens) : max_tokens;

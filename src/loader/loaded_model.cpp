@@ -150,10 +150,27 @@ constexpr std::chrono::seconds kGpuPatience(12);
   end_rank(1);
 }
 
+// The first rank of one backbone decides every step and has the links to workers.
+void require_one_backbone(const ModelOptions& options) {
+  const int n = options.ranks.group ? options.ranks.group->size() : 0;
+  require(options.n_replicas <= 1 && options.n_stages <= 1 &&
+              (n == 0 || options.tp == 0 || options.tp == n),
+          "--workers: ranks use workers where all divide one backbone (--tp): leave --workers, or "
+          "--dp and --pp, out");
+  require(
+      options.placement.empty(),
+      "--workers and --placement {}: several ranks do not use the workers of a placement: leave "
+      "one of them out",
+      options.placement);
+  require(!exchange_mode(options.dispatch),
+          "--ep-dispatch {}: ranks with workers add up their sums: leave it or --workers out",
+          name_of(options.dispatch));
+}
+
 }  // namespace
 
 void require_runs_on_ranks(const ModelOptions& options) {
-  require(!options.workers.any(), "--workers: ranks do not use workers: leave one of them out");
+  if (options.workers.any()) require_one_backbone(options);
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
@@ -184,8 +201,9 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
     });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
-  group.set_patience({});
-  groups_.set_patience({});  // they have that of loading
+  const Patience patience = {rank_patience(options.workers, Patience().limit)};
+  group.set_patience(patience);
+  groups_.set_patience(patience);  // they have that of loading
   if (!options.ranks.steps) return;
   const int number = options.ranks.steps->add(*model_, *cache_);
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
@@ -208,7 +226,9 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   if (options.identifies) identity_ = model_identity(store);
   if (options.workers.any()) {
     require_runs_with_workers(options);
-    asked_workers_.emplace(ask_workers(options, store, config_));
+    Group* const group = options.ranks.group;
+    asked_workers_.emplace(group ? ask_workers_of_ranks(*group, options, store, config_)
+                                 : ask_workers(options, store, config_));
   }
   Decision decision = first_decision(options, stored);
   const bool is_pipeline = decision.parts.grid.n_stages > 1;
@@ -266,10 +286,9 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
     return;
   const std::string why_not =
       asked_workers_ ? asked_workers_->why_no_mtp(config_.n_layers + config_.n_mtp_layers) : "";
-  if (!why_not.empty()) {
-    options.note("drafts are looked up in the text: " + why_not);
-    return;
-  }
+  if (!why_not.empty()) options.note("drafts are looked up in the text: " + why_not);
+  Group* const group = options.ranks.group;
+  if (group ? least_on_all(*group, why_not.empty()) == 0 : !why_not.empty()) return;
   const ModelConfig without = config_;
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   ModelWeights all;
@@ -282,7 +301,6 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
   } catch (const Error& why) {
     options.warn(fmt::format("the layer for multi-token prediction is not used: {}", why.what()));
   }
-  Group* const group = options.ranks.group;
   if (group && least_on_all(*group, with.has_value()) == 0) with.reset();
   if (!with) {
     config_ = without;
@@ -309,12 +327,12 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     report_.bytes += host.bytes;
     start_team(options, gpu.expert_tokens());
     if (options.record_timeline) timeline_ = std::make_unique<Timeline>();
-    ExpertPool* const workers = asked_workers_ ? &start_workers(options, decision) : nullptr;
-    gpu_->add_cpu_experts(*experts_, workers, timeline_.get());
   }
+  ExpertPool* const workers = start_workers(options, decision);
+  if (shares) gpu_->add_cpu_experts(*experts_, workers, timeline_.get());
   if (options.ranks.group) {
     set_owners(options, decision);
-    join_ranks(*options.ranks.group);
+    join_ranks(options);
   }
   simulate_routing(options, decision);
   if (moving) start_mover(source, decision, std::move(moving));
@@ -330,9 +348,12 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   add_host_pages(options);
 }
 
-void LoadedModel::join_ranks(Group& group) {
+void LoadedModel::join_ranks(const ModelOptions& options) {
+  Group& group = *options.ranks.group;
   gpu_->join(group, *owners_);
-  rank_watch_ = std::make_unique<ProgressWatch>([this] { return gpu_->progress(); }, kGpuPatience,
+  const auto patience = std::chrono::duration_cast<std::chrono::seconds>(
+      rank_patience(options.workers, kGpuPatience));
+  rank_watch_ = std::make_unique<ProgressWatch>([this] { return gpu_->progress(); }, patience,
                                                 [&group] { end_ranks(group); });
 }
 
@@ -372,7 +393,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
     options.note("dense products: " + dense_products_);
   }
   ExpertPool& experts = options.ranks.group ? start_ranks(options, decision)
-                        : asked_workers_    ? start_workers(options, decision)
+                        : asked_workers_    ? *start_workers(options, decision)
                                             : *experts_;
   simulate_routing(options, decision);
   if (moving) start_mover(source, decision, std::move(moving));
@@ -415,21 +436,37 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
     }
     return *exchanged_experts_;
   }
-  rank_experts_ = std::make_unique<RankExperts>(*owners_, grid.in_stage(group.rank()), *experts_);
+  ExpertPool* const workers = start_workers(options, decision);
+  rank_experts_ = std::make_unique<RankExperts>(
+      RankExperts::Parts{.owners = *owners_,
+                         .rank = grid.in_stage(group.rank()),
+                         .mine = *experts_,
+                         .workers = workers,
+                         .micro_batches = asked_workers_ ? exchanged_micro_batches(options) : 1});
   return *rank_experts_;
 }
 
-ExpertPool& LoadedModel::start_workers(const ModelOptions& options, const Decision& decision) {
-  worker_experts_ = worker_experts({.options = options,
-                                    .kernels = kernels_,
-                                    .config = config_,
-                                    .local = *experts_,
-                                    .team = *team_,
-                                    .max_tokens = decision.limits.max_tokens,
-                                    .micro_batches = exchanged_micro_batches(options)},
-                                   *asked_workers_);
-  worker_list_ = watch_workers(*asked_workers_, *worker_experts_);
-  return *worker_experts_;
+// Null where this process has no links to workers. All ranks call it. The GPUs of several ranks
+// have whole steps, because only the first of them would let micro-batches take turns.
+ExpertPool* LoadedModel::start_workers(const ModelOptions& options, const Decision& decision) {
+  if (!asked_workers_) return nullptr;
+  Group* const group = options.ranks.group;
+  const bool takes_turns = !gpu_ || !group || group->size() == 1;
+  const auto start = [&] {
+    if (group && group->rank() > 0) return;
+    worker_experts_ =
+        worker_experts({.options = options,
+                        .kernels = kernels_,
+                        .config = config_,
+                        .local = *experts_,
+                        .team = *team_,
+                        .max_tokens = decision.limits.max_tokens,
+                        .micro_batches = takes_turns ? exchanged_micro_batches(options) : 1},
+                       *asked_workers_);
+    worker_list_ = watch_workers(*asked_workers_, *worker_experts_);
+  };
+  group ? run_on_all(*group, start) : start();
+  return worker_experts_.get();
 }
 
 void LoadedModel::start_mover(const Source& source, const Decision& decision,

@@ -81,10 +81,10 @@ class LoadedModel {
   void simulate_routing(const ModelOptions& options, const Decision& decision);
   void set_owners(const ModelOptions& options, const Decision& decision);
   ExpertPool& start_ranks(const ModelOptions& options, const Decision& decision);
-  ExpertPool& start_workers(const ModelOptions& options, const Decision& decision);
+  ExpertPool* start_workers(const ModelOptions& options, const Decision& decision);
   std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,
                                                       const Decision& decision);
-  void join_ranks(Group& group);
+  void join_ranks(const ModelOptions& options);
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);
   void start_team(const ModelOptions& options, int max_tokens);
@@ -115,7 +115,7 @@ class LoadedModel {
   std::unique_ptr<Group> delayed_;             // null: rows travel as fast as they can
   std::unique_ptr<ExchangedExperts> exchanged_experts_;
   std::optional<AskedWorkers> asked_workers_;      // nothing: there are no workers
-  std::unique_ptr<WorkerExperts> worker_experts_;  // null: there are no workers
+  std::unique_ptr<WorkerExperts> worker_experts_;  // null: this process has no links to workers
   std::unique_ptr<WorkerList> worker_list_;        // changes the workers of worker_experts_
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything

@@ -1,5 +1,6 @@
 // What a user decides about a model that is to be loaded, as types.
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -61,6 +62,19 @@ struct WorkerOptions {
   std::chrono::milliseconds list_period{1000};
   bool any() const { return !addresses.empty() || !file.empty(); }
 };
+
+// Ranks of which the first has workers: how long a step waits for workers at most, also where these
+// or standbys get on.
+inline std::chrono::duration<double> longest_wait(const WorkerOptions& workers) {
+  return workers.patience + std::chrono::seconds(5);
+}
+// How long a rank waits for another one; `usual` is enough without workers.
+inline std::chrono::duration<double> rank_patience(const WorkerOptions& workers,
+                                                   std::chrono::duration<double> usual) {
+  if (!workers.any()) return usual;
+  return std::max<std::chrono::duration<double>>(usual,
+                                                 longest_wait(workers) + std::chrono::seconds(5));
+}
 
 constexpr Patience kLoadPatience = {std::chrono::hours(2)};  // ranks wait for each other's loading
 

@@ -113,6 +113,7 @@ class Loaded final : public GpuModel {
         grid_(options.grid),
         stream_from_(parts.stream_from_tokens),
         micro_batches_from_(parts.micro_batches_from_sequences),
+        patience_(options.patience),
         gpu_info_(gpu::open_gpu()),
         config_of_rank_(with_heads_of_rank(config, options.share)),
         config_of_experts_(with_experts_of_rank(config, parts)),
@@ -193,6 +194,7 @@ class Loaded final : public GpuModel {
                                                              .stream = stream_,
                                                              .on_other_ranks = on_other_ranks_,
                                                              .team = &experts.team(),
+                                                             .patience = patience_,
                                                              .gpu_waits = gpu_waits},
                                         expert_tokens_);
     gpu_waits ? device_.launch_beside_follow() : device_.record_nothing();
@@ -241,6 +243,7 @@ class Loaded final : public GpuModel {
   const int exchanged_micro_batches_;  // of replicas
   const BackboneGrid grid_;
   const int stream_from_, micro_batches_from_;
+  const std::chrono::duration<double> patience_;
   const gpu::GpuInfo gpu_info_;
   const ModelConfig config_of_rank_, config_of_experts_;
   const std::vector<std::vector<bool>> on_other_ranks_;

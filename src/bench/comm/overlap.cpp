@@ -28,7 +28,9 @@ void check_overlap(const BenchOptions& o) {
   require(o.ranks || has_workers,
           "bench overlap measures several ranks, or workers: give --ranks 2 or --workers, or start "
           "it with mpirun");
-  require(!o.ranks || !has_workers, "--workers: ranks do not use workers: leave one of them out");
+  require(!o.ranks || !has_workers,
+          "--workers: several ranks are measured with replicas, without workers: leave one of them "
+          "out");
   require(!has_workers || o.timeline.empty(),
           "--timeline shows several ranks: leave --workers out");
   require_list("--tokens", o.tokens, kMaxStepTokens / kPageSize);

@@ -1,0 +1,135 @@
+// A backbone divided among the emulated GPUs of ranks, which are threads here. The first one has
+// workers: the CPU's logits and answers, also while workers are lost and steps fail.
+#include <gtest/gtest.h>
+
+#include "tests/golden_file.h"
+#include "tests/hybrid_placements.h"
+#include "tests/rank_grids.h"
+#include "tests/worker_backbones.h"
+#include "tests/worker_models.h"
+
+namespace tandem::test {
+namespace {
+
+// With it both of two ranks have their part of the backbone, and the first one not all experts that
+// it would have.
+int64_t bytes_for_two_ranks(const ModelOptions& options, int64_t step) {
+  const auto device_of_first = [&] {
+    std::string device;
+    run_local_ranks({2}, [&](Group& group) {
+      error_of([&] {
+        const LoadedModel loaded(on_rank(options, group));
+        if (group.rank() == 0) device = loaded.device();
+      });
+    });
+    return device;
+  };
+  return bytes_for_experts(device_of_first, 0.25, step);
+}
+
+ModelOptions small_on_gpus(const std::string& directory) {
+  return {.directory = directory,
+          .device = DeviceChoice::kCuda,
+          .isa = cpu::Isa::kReference,
+          .n_threads = 1,
+          .context = kContext,
+          .max_logits = 17};
+}
+
+TEST(GpuRanksWithWorkers, GiveTheCpusLogits) {
+  for (const char* family : {"v3_fp8", "v2_lite"}) {
+    SCOPED_TRACE(family);
+    const std::string directory = kGolden + family;
+    ModelOptions options = small_on_gpus(directory);
+    const LimitedGpuMemory memory(bytes_for_two_ranks(options, 1000));
+    const int n = ModelConfig::from_directory(directory).router.n_experts;
+    const std::vector<int32_t> tokens =
+        GoldenFile(directory + "/golden.safetensors").ints("tokens_17");
+    ModelOptions on_cpu = options;
+    on_cpu.device = DeviceChoice::kCpu;
+    LoadedModel cpu(on_cpu);
+    const Logits want = logits_after(cpu, tokens);
+    const std::string first = fmt::format("0-{}", n / 2 - 1),
+                      last = fmt::format("{}-{}", n / 2, n - 1);
+    for (const auto& division :
+         std::vector<std::vector<std::string>>{{"auto", "auto"}, {first, last}, {last}}) {
+      SCOPED_TRACE(fmt::format("{}", fmt::join(division, " | ")));
+      LoadedExpertsOptions of_worker = served(directory, "");
+      of_worker.isa = options.isa;
+      const Workers workers(of_worker, division);
+      options.workers.addresses = workers.addresses;
+      run_local_ranks({2}, [&](Group& group) {
+        LoadedModel loaded(on_rank(options, group));
+        expect_close_logits(logits_after(loaded, tokens), want, 2e-2);
+        EXPECT_EQ(loaded.model().workers().size(), group.rank() == 0 ? division.size() : 0);
+        if (group.rank() == 0) {
+          EXPECT_TRUE(says(loaded.device(), "experts also on workers"));
+        }
+        for (const WorkerStatus& worker : loaded.model().workers()) {
+          EXPECT_GT(worker.n_requests, 0) << worker.address;
+          EXPECT_EQ(worker.n_failures, 0) << worker.address;
+        }
+      });
+    }
+  }
+}
+
+// Recorded decode steps go on while one owner after the other is lost and comes back.
+TEST(GpuRanksWithWorkers, AnswerWhoeverComputes) {
+  const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 4);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  const LimitedGpuMemory memory(bytes_for_two_ranks(options, 20'000));
+  Workers workers(served(kTinyR1, ""), {"auto", "auto"});
+  options.workers.addresses = workers.addresses;
+  while_owners_change(workers, served(kTinyR1, "auto"), [&] {
+    for (int i = 0; i < 3; ++i)
+      on_ranks_of_backbone(
+          2, options, [&](const ModelOptions& of_rank) { EXPECT_EQ(answers(of_rank, 4), want); });
+    return 0;
+  });
+}
+
+// Only the first of two GPUs waits for workers, so micro-batches would not take turns alike.
+TEST(GpuRanksWithWorkers, HaveWholeSteps) {
+  constexpr int kSteps = 20;
+  ModelOptions options = small_on_gpus(kServedModel);
+  const LimitedGpuMemory memory(bytes_for_two_ranks(options, 1000));
+  SlowWorker worker(std::chrono::milliseconds(5));
+  options.workers.addresses = {worker.address()};
+  const std::vector<int32_t> tokens(17, 5);
+  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+    LoadedModel loaded(of_rank);
+    for (int i = 0; i < kSteps; ++i)
+      score(loaded.model(), loaded.cache(), tokens, 16, [](int64_t, std::span<const float>) {});
+    EXPECT_LE(loaded.model().workers()[0].n_requests, 2 * kSteps) << "of two layers";
+  });
+}
+
+// The GPUs have added up in every layer of a failed step, launched or recorded.
+TEST(GpuRanksWithWorkers, AnswerAfterAFailedStep) {
+  const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 2);
+  const ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  const LimitedGpuMemory memory(bytes_for_two_ranks(options, 20'000));
+  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+    expect_answers_after_failed_steps(of_rank, want);
+  });
+}
+
+TEST(GpuRanksWithWorkers, AreRefused) {
+  const WorkerThread worker(served(kTinyR1, "auto"));
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.workers.addresses = {worker.address()};
+  {
+    const LimitedGpuMemory memory(kEnough);
+    EXPECT_TRUE(says(refusal_of_ranks(2, [&](int) { return options; }),
+                     "--workers: the GPU has room for all experts"));
+  }
+  const LimitedGpuMemory memory(bytes_for_two_ranks(tiny_r1(DeviceChoice::kCuda), 20'000));
+  options.micro_batches = 2;
+  EXPECT_TRUE(
+      says(refusal_of_ranks(2, [&](int) { return options; }),
+           "--micro-batches 2: rows travel only to workers (--workers, on GPUs of one rank)"));
+}
+
+}  // namespace
+}  // namespace tandem::test
