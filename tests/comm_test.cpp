@@ -249,6 +249,12 @@ TEST(Comm, ASimulatedNetworkIsBetweenHosts) {
     const double seconds = took([&] { slow->all_to_all({in, to}, {out, from}); });
     EXPECT_GE(seconds, group.rank() == 1 ? 0.055 : 0.035);
     EXPECT_EQ(sent, k20) << "to the other host";
+
+    // 200 KB of rank 0 take 200 ms to rank 1, and nothing to rank 2 of its own host.
+    std::vector<std::byte> all(200'000);
+    const double broadcast = took([&] { slow->broadcast(all, 0); });
+    EXPECT_LT(group.rank() == 2 ? broadcast : 0, 0.15);
+    EXPECT_GE(group.rank() == 1 ? broadcast : 1, 0.2);
     sent = 0;
     slow->all_gather_equal(std::span(in).first(100), std::span(out).first(300));
     EXPECT_EQ(sent, group.rank() == 1 ? 200 : 100);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <numeric>
 #include <thread>
 
 #include "comm/delayed.h"
@@ -159,38 +160,95 @@ std::vector<Way> ways(const std::vector<std::vector<int>>& hosts_of_two_levels) 
   return all;
 }
 
+// The bytes that the ranks of `way` map when they are made, as ranks that share memory or as ranks
+// that do not.
+int64_t mapped_by(const Way& way, bool shares_memory, const ModelConfig& config, int max_tokens) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const HostLayout hosts(way.hosts);
+  const int n_ranks = hosts.n_ranks();
+  const ExpertOwners owners = even_owners(config, n_ranks);
+  std::vector<int> alone(n_ranks);
+  std::iota(alone.begin(), alone.end(), 0);
+  int64_t mapped = 0;
+  run_local_ranks({n_ranks}, [&](Group& ranks) {
+    const auto apart = make_delayed(ranks, {.host_of_rank = alone});
+    Group& group = shares_memory ? ranks : *apart;
+    MultiplyingExperts mine(std::chrono::microseconds(0));
+    group.barrier();
+    const int64_t before = mapped_bytes();
+    group.barrier();
+    const ExchangedExperts experts({group,
+                                    hosts,
+                                    {.n_replicas = n_ranks},
+                                    owners,
+                                    kernels,
+                                    config,
+                                    mine,
+                                    max_tokens,
+                                    RowFormat::kF32,
+                                    way.mode});
+    group.barrier();
+    if (group.rank() == 0) mapped = mapped_bytes() - before;
+    group.barrier();
+  });
+  return mapped;
+}
+
 // What ranks map when they are made is what bytes_for() says, in pages of 2 MiB; without the parts
-// of sums that kGather's group keeps later. Threads of lanes would map memory of their own.
+// of sums that kGather's group keeps later. Threads of lanes would map memory of their own. Ranks
+// of a host exchange rows through windows or, where they share no memory, by calls that take more.
 TEST(ExchangedExperts, TakeTheMemoryThatTheySay) {
   if (TANDEM_SANITIZED) GTEST_SKIP() << "sanitizers map memory";
   constexpr int kTokens = 8192, kDecodeTokens = 64;
   ModelConfig config = config_of_layers();
   config.dim = 2048;
-  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
   for (const Way& way : ways({{0, 0, 1, 1}, {0, 0, 1, 1, 2, 2}})) {
     SCOPED_TRACE(way.name());
     const HostLayout hosts(way.hosts);
     const int n_ranks = hosts.n_ranks();
     const BackboneGrid grid = {.n_replicas = n_ranks};
-    const ExpertOwners owners = even_owners(config, n_ranks);
-    int64_t mapped = 0;
-    run_local_ranks({n_ranks}, [&](Group& group) {
-      MultiplyingExperts mine(std::chrono::microseconds(0));
-      group.barrier();
-      const int64_t before = mapped_bytes();
-      group.barrier();
-      const ExchangedExperts experts(
-          {group, hosts, grid, owners, kernels, config, mine, kTokens, RowFormat::kF32, way.mode});
-      group.barrier();
-      if (group.rank() == 0) mapped = mapped_bytes() - before;
-      group.barrier();
-    });
+    int64_t mapped = mapped_by(way, true, config, kTokens);
+    if (hosts.has_two_levels()) mapped = std::max(mapped, mapped_by(way, false, config, kTokens));
     int64_t of_rank = ExchangedExperts::bytes_for(config, grid, hosts, kTokens, way.mode, 1);
     if (way.mode == ExchangeMode::kGather)
       of_rank -= int64_t{n_ranks} * (kTokens + kDecodeTokens) * config.dim * 4;
     EXPECT_NEAR(static_cast<double>(mapped), static_cast<double>(n_ranks * of_rank),
                 0.1 * static_cast<double>(n_ranks * of_rank));
   }
+}
+
+// A slow network with a delay: rows of prompts go once to each host because of their bytes. A few
+// rows would be faster by gather, which adds in another order.
+TEST(ExchangedExperts, AddInOneOrderForPromptsAndDecode) {
+  ModelConfig config = config_of_layers();
+  config.dim = 64;
+  const HostLayout hosts({0, 0, 1, 1});
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const ExpertOwners owners = even_owners(config, hosts.n_ranks());
+  const auto modes_for = [&](int max_tokens) {
+    std::string modes;
+    run_local_ranks({hosts.n_ranks()}, [&](Group& group) {
+      const auto network = make_delayed(group, {.delay = std::chrono::milliseconds(4),
+                                                .bytes_per_second = 50e6,
+                                                .host_of_rank = hosts.host_of_rank()});
+      MultiplyingExperts mine(std::chrono::microseconds(0));
+      const ExchangedExperts experts({*network,
+                                      hosts,
+                                      {.n_replicas = 4},
+                                      owners,
+                                      kernels,
+                                      config,
+                                      mine,
+                                      max_tokens,
+                                      RowFormat::kF32,
+                                      std::nullopt});
+      if (group.rank() == 0) modes = experts.modes();
+    });
+    return modes;
+  };
+  EXPECT_EQ(modes_for(64), "prompts by gather, decode by gather");
+  EXPECT_EQ(modes_for(4096),
+            "prompts by all-to-all (once to each host), decode by all-to-all (once to each host)");
 }
 
 // Whichever call of which lane it is: all others end and name the rank.

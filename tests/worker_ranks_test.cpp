@@ -139,7 +139,7 @@ TEST(RanksBesideWorkers, DoNotWaitLongerThanTheOtherRanks) {
   const auto begin = Clock::now();
   EXPECT_EQ(error_of([&] { backbone.sums(inputs, 1); }),
             "experts 0-7 were not computed within 0.3 s, and other ranks wait no longer: " +
-                slow.address());
+                slow.address() + ": give a larger --worker-patience");
   EXPECT_LT(Clock::now() - begin, milliseconds(1200));
   EXPECT_EQ(backbone.status(0).n_failures, 0) << "it was not lost";
 }
@@ -381,7 +381,10 @@ TEST(WorkersOfRanks, AreRefused) {
       "and --pp, out";
   EXPECT_EQ(with([](ModelOptions& o) { o.n_replicas = 4; }), one_backbone);
   EXPECT_EQ(with([](ModelOptions& o) { o.n_stages = 2; }), one_backbone);
-  EXPECT_EQ(with([](ModelOptions& o) { o.tp = 2; }), one_backbone);
+  EXPECT_EQ(
+      with([](ModelOptions& o) { o.tp = 2; }),
+      "--workers: ranks use workers where all 4 divide one backbone: leave --workers, or --tp 2, "
+      "out");
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.placement = "none.json"; }),
                    "--workers and --placement none.json: several ranks do not use"));
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.dispatch = ExpertDispatch::kAllToAll; }),

@@ -17,7 +17,8 @@ static_assert(kGroup == kScalePanels);
 //   kXBytes         bytes of x that a step takes
 //   kUnit           unit of the sums
 //   kAhead          prefetch distance in bytes of a panel: the parts of its last kAhead bytes, at
-//                   least the last part, fetch the beginning of the next group
+//                   least the last part, fetch the beginning of the next group; what is then left
+//                   of the last part is fetched by the hardware
 //   kLevel          the cache that weights are fetched into, 1 or 2
 //   Vector          sums of 16 rows in a part; floats() of it is added to the row's sums
 //   kTileBytes      bytes of a panel after which end_tile(sums) is called; 0: never

@@ -90,7 +90,8 @@ void ExchangedExperts::add_lane(int number) {
   if (p_.mode) asked = ExchangeChoice{*p_.mode};
   ExchangeWay prompts = way_for(groups, most, is_first ? asked : lanes_[0]->prompts().choice);
   if (most > kDecodeTokens)
-    decode = way_for(groups, kDecodeTokens, is_first ? asked : lanes_[0]->decode().choice);
+    decode = way_for(groups, kDecodeTokens, is_first ? asked : lanes_[0]->decode().choice,
+                     adds_by_host(prompts.choice));
   lane->use(std::move(prompts), std::move(decode));
   lanes_.push_back(std::move(lane));
 }
@@ -108,9 +109,15 @@ std::string ExchangedExperts::name_of(ExchangeChoice choice) const {
   return mode + (choice.once_to_each_host ? " (once to each host)" : " (to each rank)");
 }
 
+bool ExchangedExperts::adds_by_host(ExchangeChoice choice) const {
+  return choice.mode == ExchangeMode::kAllToAll && choice.once_to_each_host &&
+         p_.hosts.has_two_levels();
+}
+
 // What is asked for, or the fastest of what the ranks can use.
 ExchangeWay ExchangedExperts::way_for(const HostGroups& groups, int max_tokens,
-                                      std::optional<ExchangeChoice> asked) {
+                                      std::optional<ExchangeChoice> asked,
+                                      std::optional<bool> by_host) {
   const auto make = [&](ExchangeChoice choice) {
     return make_exchange(choice.mode, groups, p_.owners, p_.kernels,
                          {.dim = static_cast<int>(p_.config.dim),
@@ -123,9 +130,10 @@ ExchangeWay ExchangedExperts::way_for(const HostGroups& groups, int max_tokens,
   std::vector<ExchangeChoice> choices;
   for (const ExchangeMode mode : kExchangeModes) choices.push_back({mode});
   if (p_.hosts.has_two_levels()) choices.push_back({ExchangeMode::kAllToAll, false});
-  ExchangeWay best{};
+  std::optional<ExchangeChoice> best;
   double best_seconds = 0;
   for (const ExchangeChoice& choice : choices) {
+    if (by_host && adds_by_host(choice) != *by_host) continue;
     std::unique_ptr<ExpertExchange> exchange;
     try {
       exchange = make(choice);
@@ -135,11 +143,11 @@ ExchangeWay ExchangedExperts::way_for(const HostGroups& groups, int max_tokens,
       continue;
     }
     const double seconds = seconds_of(*exchange, max_tokens);
-    if (best.exchange && seconds >= best_seconds) continue;
-    best = {choice, std::move(exchange)};
+    if (best && seconds >= best_seconds) continue;
+    best = choice;
     best_seconds = seconds;
   }
-  return best;
+  return {*best, make(*best)};  // made again: memory is counted for one at a time
 }
 
 // The time of a layer's exchange, the same number on all ranks.

@@ -61,8 +61,11 @@ class ExchangedExperts final : public ExpertPool {
  private:
   static constexpr int kDecodeTokens = 64;  // of a rank in a step that counts as decode
   void add_lane(int number);
-  ExchangeWay way_for(const HostGroups& groups, int max_tokens,
-                      std::optional<ExchangeChoice> asked);
+  // Whether a token's experts are added up host by host, which gives other bits.
+  bool adds_by_host(ExchangeChoice choice) const;
+  // by_host: only of choices that add in this order.
+  ExchangeWay way_for(const HostGroups& groups, int max_tokens, std::optional<ExchangeChoice> asked,
+                      std::optional<bool> by_host = {});
   std::string name_of(ExchangeChoice choice) const;
   double seconds_of(ExpertExchange& exchange, int n_tokens);
   Ticket start(const ExpertBatch& batch) override;

@@ -12,15 +12,14 @@
 
 namespace tandem {
 
-// How rows travel. In every mode a token's experts are added up in float, in an order that depends
-// on the routing alone.
+// How rows travel. A token's experts are added up in float, in an order that depends on the routing
+// alone: the same in every mode, but where rows cross once to each host.
 enum class ExchangeMode : uint8_t {
   // All rows go to all ranks, and their sums are reduced.
   kGather,
   // A row goes once to each rank that has one of its experts: first the numbers of rows, then the
   // rows. To hosts of several ranks it crosses once, unless the shape says otherwise, and is sent
-  // on
-  // there (host_exchange.cpp).
+  // on there (host_exchange.cpp).
   kAllToAll,
   // A row goes to each of those ranks through windows: buffers of fixed size in which the number of
   // rows stands before the rows. No rank waits for another one to learn a size.

@@ -281,9 +281,10 @@ int64_t host_exchange_bytes(const HostLayout& layout, const ExchangeShape& shape
   for (int rank = 0; rank < layout.n_ranks(); ++rank) {
     const int host = layout.host_of(rank);
     const auto n_within = static_cast<int>(layout.ranks_of(host).size());
-    const int64_t within =
-        RankRows::bytes_for(ExchangeMode::kLowLatency, n_within, shape_within(shape),
-                            limits_within(layout, host, shape));
+    int64_t within = 0;  // of either way that rows_within() may find
+    for (const ExchangeMode mode : {ExchangeMode::kLowLatency, ExchangeMode::kAllToAll})
+      within = std::max(within, RankRows::bytes_for(mode, n_within, shape_within(shape),
+                                                    limits_within(layout, host, shape)));
     most = std::max(most, within + counting_courier_bytes(sizes_of_parcels(layout, rank, shape)) +
                               counting_courier_bytes(sizes_of_sums(layout, rank, shape)));
   }

@@ -314,10 +314,12 @@ void WorkerExperts::require_time_left(const Work& work, Clock::time_point begin)
   const std::vector<ShardPart>& parts = work.rows.parts();
   const auto part = std::find_if(parts.begin(), parts.end(),
                                  [](const ShardPart& of_shard) { return !of_shard.is_done(); });
-  fail(fmt::format(
-      "experts {} were not computed within {:g} s, and other ranks wait no longer: {}{}",
-      text_of_experts(part->shard->experts), p_.longest_wait.count(), owners_of(*part),
-      workers_.text_of_standbys(*part->shard)));
+  fail(
+      fmt::format("experts {} were not computed within {:g} s, and other ranks wait no longer: "
+                  "{}{}: give a larger "
+                  "--worker-patience",
+                  text_of_experts(part->shard->experts), p_.longest_wait.count(), owners_of(*part),
+                  workers_.text_of_standbys(*part->shard)));
 }
 
 std::string WorkerExperts::owners_of(const ShardPart& part) const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "comm/hosts.h"
 #include "core/check.h"
 #include "core/rounding.h"
 
@@ -86,7 +87,8 @@ class DelayedGroup final : public Group {
   }
   void broadcast(Bytes x, int root) override {
     const auto n = static_cast<int64_t>(x.size());
-    const Crossing crossing = root == rank() ? Crossing{n * n_far_, 0} : Crossing{0, n};
+    const Crossing crossing =
+        root == rank() ? Crossing{n * n_far_, 0} : Crossing{0, is_far_[root] ? n : 0};
     delayed(crossing, [&] { group_.broadcast(x, root); });
   }
   void all_gather(ConstBytes mine, Pieces<std::byte> out) override {
@@ -168,6 +170,10 @@ class DelayedGroup final : public Group {
 std::unique_ptr<Group> make_delayed(Group& group, const SimulatedNetwork& network) {
   check(network.host_of_rank.empty() || std::ssize(network.host_of_rank) == group.size(),
         "a host for each rank");
+  const std::vector<int> hosts = hosts_of_ranks(group);
+  require(*std::max_element(hosts.begin(), hosts.end()) == 0,
+          "--simulate-hosts, --simulate-delay and --simulate-rate: the ranks are on several hosts, "
+          "whose clocks differ: start them on one host");
   return std::make_unique<DelayedGroup>(group, network);
 }
 

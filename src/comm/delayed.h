@@ -23,8 +23,8 @@ struct SimulatedNetwork {
 // The calls of `group`, whose ranks have the same steady clock: processes of one host, or threads.
 // A call returns no earlier than `delay` after each rank of another host began it, and as much
 // later as the bytes between hosts take; a number of a window is seen `delay` after it was told.
-// Ranks of several hosts that are named share no window. All ranks call it; the group outlives what
-// is returned.
+// Ranks of several hosts that are named share no window. All ranks call it, and throw Error where
+// they are on several hosts; the group outlives what is returned.
 std::unique_ptr<Group> make_delayed(Group& group, const SimulatedNetwork& network);
 
 }  // namespace tandem

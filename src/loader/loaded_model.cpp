@@ -153,10 +153,14 @@ constexpr std::chrono::seconds kGpuPatience(12);
 // The first rank of one backbone decides every step and has the links to workers.
 void require_one_backbone(const ModelOptions& options) {
   const int n = options.ranks.group ? options.ranks.group->size() : 0;
-  require(options.n_replicas <= 1 && options.n_stages <= 1 &&
-              (n == 0 || options.tp == 0 || options.tp == n),
+  require(options.n_replicas <= 1 && options.n_stages <= 1,
           "--workers: ranks use workers where all divide one backbone (--tp): leave --workers, or "
           "--dp and --pp, out");
+  require(
+      n == 0 || options.tp == 0 || options.tp == n,
+      "--workers: ranks use workers where all {} divide one backbone: leave --workers, or --tp {}, "
+      "out",
+      n, options.tp);
   require(
       options.placement.empty(),
       "--workers and --placement {}: several ranks do not use the workers of a placement: leave "

@@ -32,6 +32,11 @@ void check_comm(const BenchOptions& o) {
                       o.simulated_rate == 0),
           "bench comm: --simulate-hosts, --simulate-delay and --simulate-rate are about several "
           "ranks: give --ranks 2, or start it with mpirun");
+  require(o.out.empty() || (o.simulated_hosts.empty() && o.simulated_delay.count() == 0 &&
+                            o.simulated_rate == 0),
+          "--out {}: what is simulated is no measurement of a network: leave --simulate-hosts, "
+          "--simulate-delay and --simulate-rate out",
+          o.out);
   if (o.ranks && !o.simulated_hosts.empty())
     simulated_hosts_of_ranks(o.simulated_hosts, o.ranks->group.size());
   if (!o.ranks || o.out.empty() || o.as_network) return;
@@ -108,6 +113,7 @@ void bench_comm(const BenchInput& input, const OnRow& on_row) {
                              : simulated_hosts_of_ranks(o.simulated_hosts, o.ranks->group.size()));
   const OnRow with_hosts = [&](Json row) {
     row["hosts"] = hosts.n_hosts();
+    add_simulated(row, o);
     on_row(row);
   };
   bench_barrier(*o.ranks, o.seconds, with_hosts);
@@ -115,6 +121,16 @@ void bench_comm(const BenchInput& input, const OnRow& on_row) {
   for (const int n : o.tokens) bench_exchanges(bench, hosts, n, with_hosts);
   bench_network(bench, on_row);
 }
+
+}  // namespace
+
+void add_simulated(Json& row, const BenchOptions& o) {
+  if (!o.simulated_hosts.empty()) row["simulated_hosts"] = o.simulated_hosts;
+  if (o.simulated_delay.count() > 0) row["delay_seconds"] = o.simulated_delay.count();
+  if (o.simulated_rate > 0) row["simulated_bytes_per_second"] = o.simulated_rate;
+}
+
+namespace {
 
 // Of the first column: "exchange all-to-all, each rank" is there between hosts only.
 int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }

@@ -29,6 +29,9 @@ nlohmann::ordered_json comm_row(int n_ranks, const std::string& raw, const std::
 nlohmann::ordered_json comm_row(const BenchRanks& ranks, const std::string& operation,
                                 int64_t bytes, const ComparedSeconds& seconds);
 
+// The fields of a row of a network that is simulated: what of it the options state.
+void add_simulated(nlohmann::ordered_json& row, const BenchOptions& options);
+
 // The collective calls, with `bytes` in all. Throws RunError when both give different results.
 void bench_collectives(const BenchRanks& ranks, int64_t bytes, double seconds, const OnRow& on_row);
 void bench_barrier(const BenchRanks& ranks, double seconds, const OnRow& on_row);

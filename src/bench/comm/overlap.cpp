@@ -129,6 +129,7 @@ class OverlapBench {
                 {"ranks", group_.size()},  {"workers", o_.workers.addresses.size()},
                 {"exchanges", exchanges_}, {"delay_seconds", o_.simulated_delay.count()},
                 {"tokens", n_tokens}};
+    add_simulated(row, o_);
     const double one = median(seconds[0]);
     row["tokens_per_second"] = group_.size() * n_tokens / one;
     for (size_t i = 0; i < kNumbers.size(); ++i) {
