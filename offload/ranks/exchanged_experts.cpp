@@ -104,7 +104,7 @@ std::string ExchangedExperts::modes() const {
 }
 
 std::string ExchangedExperts::name_of(ExchangeChoice choice) const {
-  const std::string mode = tandem::name_of(choice.mode);
+  std::string mode = tandem::name_of(choice.mode);
   if (choice.mode != ExchangeMode::kAllToAll || !p_.hosts.has_two_levels()) return mode;
   return mode + (choice.once_to_each_host ? " (once to each host)" : " (to each rank)");
 }
