@@ -177,16 +177,9 @@ int64_t mapped_by(const Way& way, bool shares_memory, const ModelConfig& config,
     group.barrier();
     const int64_t before = mapped_bytes();
     group.barrier();
-    const ExchangedExperts experts({group,
-                                    hosts,
-                                    {.n_replicas = n_ranks},
-                                    owners,
-                                    kernels,
-                                    config,
-                                    mine,
-                                    max_tokens,
-                                    RowFormat::kF32,
-                                    way.mode});
+    const BackboneGrid grid = {.n_replicas = n_ranks};
+    const ExchangedExperts experts(
+        {group, hosts, grid, owners, kernels, config, mine, max_tokens, RowFormat::kF32, way.mode});
     group.barrier();
     if (group.rank() == 0) mapped = mapped_bytes() - before;
     group.barrier();
@@ -232,16 +225,9 @@ TEST(ExchangedExperts, AddInOneOrderForPromptsAndDecode) {
                                                 .bytes_per_second = 50e6,
                                                 .host_of_rank = hosts.host_of_rank()});
       MultiplyingExperts mine(std::chrono::microseconds(0));
-      const ExchangedExperts experts({*network,
-                                      hosts,
-                                      {.n_replicas = 4},
-                                      owners,
-                                      kernels,
-                                      config,
-                                      mine,
-                                      max_tokens,
-                                      RowFormat::kF32,
-                                      std::nullopt});
+      const BackboneGrid grid = {.n_replicas = hosts.n_ranks()};
+      const ExchangedExperts experts({*network, hosts, grid, owners, kernels, config, mine,
+                                      max_tokens, RowFormat::kF32, std::nullopt});
       if (group.rank() == 0) modes = experts.modes();
     });
     return modes;

@@ -95,6 +95,11 @@ class HostExchange final : public ExpertExchange {
   }
   void choose(const ExpertBatch& mine);
   void cross(const ExpertBatch& mine);
+  // Once cross() has encoded it.
+  const std::byte* encoded_row(const ExpertBatch& mine, int64_t token) const {
+    return encoded_.bytes() > 0 ? encoded_.data() + token * there_.bytes()
+                                : reinterpret_cast<const std::byte*>(mine.x.row<float>(token));
+  }
   void write_lists(const ExpertBatch& mine, int64_t token, int host, const Lists& out) const;
   void add_own(const ExpertBatch& mine);
   void add_arrived(const Courier::Arrived& arrived);
@@ -188,17 +193,12 @@ void HostExchange::choose(const ExpertBatch& mine) {
 void HostExchange::cross(const ExpertBatch& mine) {
   parcels_->begin(n_crossing_);
   for (int64_t t = 0; t < mine.x.rows; ++t) {
-    const float* const x = mine.x.row<float>(t);
-    const auto* encoded = reinterpret_cast<const std::byte*>(x);
-    if (encoded_.bytes() > 0 && n_targets_[t] > 0) {
-      std::byte* const out = encoded_.data() + t * there_.bytes();
-      there_.encode(x, out);
-      encoded = out;
-    }
+    if (encoded_.bytes() > 0 && n_targets_[t] > 0)
+      there_.encode(mine.x.row<float>(t), encoded_.data() + t * there_.bytes());
     for (const Target& target : targets_of(t)) {
       if (target.host == host_) continue;
       std::byte* const parcel = parcels_->place(target.gateway, target.index);
-      std::memcpy(parcel, encoded, there_.bytes());
+      std::memcpy(parcel, encoded_row(mine, t), there_.bytes());
       write_lists(mine, t, target.host, lists_at(parcel + there_.bytes()));
     }
   }
@@ -224,10 +224,7 @@ void HostExchange::add_own(const ExpertBatch& mine) {
                      [&](const Target& target) { return target.host == host_; }))
       continue;
     write_lists(mine, t, host_, lists);
-    const std::byte* const encoded = encoded_.bytes() > 0
-                                         ? encoded_.data() + t * there_.bytes()
-                                         : reinterpret_cast<const std::byte*>(mine.x.row<float>(t));
-    within_->add({nullptr, encoded, lists.ids, lists.weights, lists.ranks});
+    within_->add({nullptr, encoded_row(mine, t), lists.ids, lists.weights, lists.ranks});
   }
 }
 

@@ -21,6 +21,8 @@ constexpr int64_t kMaxBytes = 256 << 20;  // of a call
 constexpr int kMostRequestRows = 8192;    // a prompt's chunk
 
 void check_comm(const BenchOptions& o) {
+  const bool simulates =
+      !o.simulated_hosts.empty() || o.simulated_delay.count() > 0 || o.simulated_rate > 0;
   for (const int64_t n : o.bytes)
     require(n >= 1 && n <= kMaxBytes, "--bytes {}: must be between 1 and {}", n, kMaxBytes);
   require(!o.as_network || !o.out.empty(), "--as-network: there is no --out to write to");
@@ -28,12 +30,10 @@ void check_comm(const BenchOptions& o) {
           "bench comm: {} is about several ranks: give --ranks 2, or start it with mpirun",
           o.as_network ? "--as-network" : "--bytes");
   require_list("--tokens", o.tokens, o.ranks ? kMaxStepTokens : kMostRequestRows);
-  require(o.ranks || (o.simulated_hosts.empty() && o.simulated_delay.count() == 0 &&
-                      o.simulated_rate == 0),
+  require(o.ranks || !simulates,
           "bench comm: --simulate-hosts, --simulate-delay and --simulate-rate are about several "
           "ranks: give --ranks 2, or start it with mpirun");
-  require(o.out.empty() || (o.simulated_hosts.empty() && o.simulated_delay.count() == 0 &&
-                            o.simulated_rate == 0),
+  require(o.out.empty() || !simulates,
           "--out {}: what is simulated is no measurement of a network: leave --simulate-hosts, "
           "--simulate-delay and --simulate-rate out",
           o.out);
