@@ -1,4 +1,5 @@
-// Buffers own whole huge pages, aligned, and nothing more; an arena hands out parts of its memory.
+// Buffers own aligned pages, huge ones where they fill them, and nothing more; an arena hands out
+// parts of its memory.
 #include "core/memory.h"
 
 #include <gtest/gtest.h>
@@ -11,30 +12,46 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kHugePage = 2 << 20;
+constexpr int64_t kHugePage = 2 << 20, kPage = 4096;
 
 // Bytes of address space that this process has mapped.
 int64_t mapped() {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
-  return pages * 4096;
+  return pages * kPage;
 }
 
-TEST(Buffer, MapsWholeHugePagesAndReturnsThem) {
+TEST(Buffer, MapsWholePagesAndReturnsThem) {
   if (TANDEM_SANITIZED) GTEST_SKIP() << "sanitizers map memory of their own";
   mapped();  // the first call allocates
   for (const int64_t bytes : {int64_t{1}, kHugePage - 1, kHugePage, kHugePage + 1, 5 * kHugePage}) {
     const int64_t before = mapped();
     {
-      const int64_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
       const Buffer buffer(bytes);
       EXPECT_EQ(buffer.bytes(), bytes);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kHugePage, 0u);
-      EXPECT_EQ(mapped() - before, whole) << bytes;
+      EXPECT_EQ(mapped() - before, (bytes + kPage - 1) / kPage * kPage) << bytes;
       buffer.data()[bytes - 1] = std::byte{1};
     }
     EXPECT_EQ(mapped(), before) << bytes;
   }
+}
+
+// Bytes of the process's memory that are resident.
+int64_t resident() {
+  int64_t mapped = 0, pages = 0;
+  std::ifstream("/proc/self/statm") >> mapped >> pages;
+  return pages * kPage;
+}
+
+// A first use of a huge page clears all of it.
+TEST(Buffer, ClearsNoHugePageThatItDoesNotFill) {
+  if (TANDEM_SANITIZED) GTEST_SKIP() << "sanitizers map memory of their own";
+  std::vector<Buffer> buffers;
+  buffers.reserve(100);
+  const int64_t before = resident();
+  for (int i = 0; i < 100; ++i) buffers.emplace_back(kHugePage / 2).data()[0] = std::byte{1};
+  EXPECT_LT(resident() - before, 100 * kHugePage / 8);
 }
 
 TEST(Buffer, IsMovedWithItsMemory) {

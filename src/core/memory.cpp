@@ -7,9 +7,11 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kHugePage = 2 << 20;
+constexpr int64_t kHugePage = 2 << 20, kPage = 4096;
 
-int64_t mapped_bytes(int64_t bytes) { return round_up(bytes, kHugePage); }
+// The kernel clears a whole huge page at its first use, so the end of a buffer that does not fill
+// one, and all of a small buffer, is in small pages.
+int64_t mapped_bytes(int64_t bytes) { return round_up(bytes, kPage); }
 
 }  // namespace
 

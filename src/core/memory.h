@@ -17,8 +17,9 @@ constexpr double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 
 // allows. Null where the address space is refused.
 std::byte* map_in_huge_pages(int64_t bytes);
 
-// Zero-filled host memory, 2 MiB aligned, in huge pages where the kernel allows. Pages become
-// resident when first written. Throws Error when the address space is refused.
+// Zero-filled host memory, 2 MiB aligned, in huge pages, as far as it fills them, where the kernel
+// allows. Pages become resident when first written. Throws Error when the address space is
+// refused.
 class Buffer {
  public:
   Buffer() = default;
