@@ -50,34 +50,43 @@ T load(const void* data, int64_t i) {
   return value;
 }
 
-float element(const void* data, WeightType type, int64_t i) {
+int8_t int4_at(const void* data, int64_t i) {
+  const uint8_t pair = static_cast<const uint8_t*>(data)[i / 8 * 4 + i % 4];
+  return static_cast<int8_t>(static_cast<int8_t>(i % 8 < 4 ? pair << 4 : pair) >> 4);
+}
+
+// to[0..n) = data[first .. first + n)
+void decode(const void* data, WeightType type, int64_t first, int64_t n, float* to) {
+  const auto each = [&](auto value_at) {
+    for (int64_t c = 0; c < n; ++c) to[c] = value_at(first + c);
+  };
   switch (type) {
     case WeightType::kF32:
-      return load<float>(data, i);
+      return each([=](int64_t i) { return load<float>(data, i); });
     case WeightType::kF16:
-      return f16_to_float(load<uint16_t>(data, i));
+      return each([=](int64_t i) { return f16_to_float(load<uint16_t>(data, i)); });
     case WeightType::kBF16:
-      return bf16_to_float(load<bf16>(data, i));
+      return each([=](int64_t i) { return bf16_to_float(load<bf16>(data, i)); });
     case WeightType::kF8E4M3:
-      return e4m3_to_float(static_cast<const uint8_t*>(data)[i]);
+      return each([=](int64_t i) { return e4m3_to_float(load<uint8_t>(data, i)); });
     case WeightType::kI8:
-      return static_cast<const int8_t*>(data)[i];
+      return each([=](int64_t i) { return load<int8_t>(data, i); });
     case WeightType::kI4:
-    case WeightType::kI4TwoLevel: {
-      const uint8_t pair = static_cast<const uint8_t*>(data)[i / 8 * 4 + i % 4];
-      return static_cast<int8_t>(i % 8 < 4 ? pair << 4 : pair) >> 4;
-    }
+    case WeightType::kI4TwoLevel:
+      return each([=](int64_t i) { return int4_at(data, i); });
   }
-  return 0;
 }
 
 // to[0..n) = w[row][col .. col + n)
 void decode_row(const Weight& w, int64_t row, int col, int n, float* to) {
-  for (int c = 0; c < n; ++c)
-    to[c] = element(static_cast<const char*>(w.data) + row * w.stride, w.type, col + c);
+  decode(static_cast<const char*>(w.data) + row * w.stride, w.type, col, n, to);
   if (!w.scales) return;
   const float* scales = w.scales + (w.row0 + row) / w.block_rows * w.scale_stride;
-  for (int c = 0; c < n; ++c) to[c] *= scales[(w.col0 + col + c) / w.block_cols];
+  for (int c = 0; c < n;) {
+    const int64_t block = (w.col0 + col + c) / w.block_cols;
+    const int64_t end = std::min<int64_t>(n, (block + 1) * w.block_cols - w.col0 - col);
+    for (; c < end; ++c) to[c] *= scales[block];
+  }
 }
 
 // Row-major, as in the checkpoint.
@@ -128,10 +137,13 @@ float dot(const float* a, const float* b, int n) {
   return sum;
 }
 
+float activation(const void* row, ActivationType type, int64_t i) {
+  return type == ActivationType::kBF16 ? bf16_to_float(load<bf16>(row, i)) : load<float>(row, i);
+}
+
 // Column c of row i of keys or values.
 float number(const AttendArgs& a, const void* rows, int64_t stride, int i, int c) {
-  const WeightType type = a.type == ActivationType::kF32 ? WeightType::kF32 : WeightType::kBF16;
-  return element(static_cast<const char*>(rows) + i * stride, type, c);
+  return activation(static_cast<const char*>(rows) + i * stride, a.type, c);
 }
 
 void attend_block(const AttendArgs& a, const KeyBlock& block, int i) {
@@ -174,9 +186,7 @@ void silu_mul(const SiluMulArgs& a) {
   for (int64_t i = 0; i < a.n; ++i) a.out[i] = a.gate[i] / (1 + std::exp(-a.gate[i])) * a.up[i];
 }
 
-void decode(const DecodeArgs& a) {
-  for (int64_t i = 0; i < a.n; ++i) a.to[i] = element(a.from, a.type, i);
-}
+void decode(const DecodeArgs& a) { decode(a.from, a.type, 0, a.n, a.to); }
 
 void encode_bf16(const EncodeBf16Args& a) {
   for (int64_t i = 0; i < a.n; ++i) {
@@ -207,11 +217,10 @@ void decode_fp8(const DecodeFp8Args& a) {
 }
 
 void add_rows(const AddRowsArgs& a) {
-  const auto type = a.type == ActivationType::kBF16 ? WeightType::kBF16 : WeightType::kF32;
   for (int64_t i = 0; i < a.n; ++i) {
     float sum = 0;
     for (const WeightedRow* r = a.rows; r != a.rows + a.n_rows; ++r)
-      sum += r->weight * element(r->row, type, i);
+      sum += r->weight * activation(r->row, a.type, i);
     a.out[i] += sum;
   }
 }
