@@ -153,8 +153,8 @@ testing::AssertionResult accepted(Run run) {
 
 // The message for a fault in a kernel of this file: line, name, block and thread.
 std::string fault_in(const char* kernel, const std::string& what, int line = 0) {
-  return "gpu_emulator_test.cu:" + (line > 0 ? std::to_string(line) : "[0-9]+") + ": " + kernel +
-         ": block \\(0, 0, 0\\) thread [0-9]+: " + what;
+  return "gpu_emulator_test.cu:" + (line > 0 ? std::to_string(line) : "[0-9]+") +
+         ": .*::" + kernel + "\\(Args\\): block \\(0, 0, 0\\) thread [0-9]+: " + what;
 }
 const std::string kWrongResult = "check failed: result";
 

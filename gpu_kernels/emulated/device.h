@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <source_location>
 #include <type_traits>
 
 #include "gpu_kernels/emulated/emulator.h"
@@ -49,59 +50,60 @@ namespace tandem::gpu::emulated {
 
 inline int lane() { return threadIdx.x % 32; }
 
+// Passes a value to the other lanes of `mask`; returns the packets of all 32.
 template <class T>
-Packet pack(const T& value) {
+const Packet* exchange(unsigned mask, const T& mine, Where at) {
   static_assert(sizeof(T) <= sizeof(Packet));
-  Packet p = {};
-  std::memcpy(p.word, &value, sizeof(T));
-  return p;
+  std::memcpy(join(mask, at).word, &mine, sizeof(T));
+  return meet(false);
 }
 
 // Reads are hidden from ThreadSanitizer: collectives exchange values without ordering memory.
 template <class T>
 __attribute__((no_sanitize("thread"))) T shuffle(unsigned mask, const T& value, int source,
                                                  Where at) {
-  const Packet* all = exchange(mask, pack(value), false, at);
+  const Packet* all = exchange(mask, value, at);
   if (!(mask >> source & 1)) fault("shuffle reads a lane outside its mask", at);
-  const Packet taken = all[source];
   T out;
-  __builtin_memcpy(&out, taken.word, sizeof(T));
+  __builtin_memcpy(&out, all[source].word, sizeof(T));
   return out;
 }
 
 }  // namespace tandem::gpu::emulated
 
-inline void __syncthreads(tandem::Caller at = tandem::Caller::here()) {
+inline void __syncthreads(std::source_location at = std::source_location::current()) {
   tandem::gpu::emulated::sync_block(at);
 }
-inline void __syncwarp(unsigned mask = ~0u, tandem::Caller at = tandem::Caller::here()) {
-  tandem::gpu::emulated::exchange(mask, {}, true, at);
+inline void __syncwarp(unsigned mask = ~0u,
+                       std::source_location at = std::source_location::current()) {
+  tandem::gpu::emulated::join(mask, at);
+  tandem::gpu::emulated::meet(true);
 }
 
 template <class T>
 T __shfl_sync(unsigned mask, T v, int source, int width = 32,
-              tandem::Caller at = tandem::Caller::here()) {
+              std::source_location at = std::source_location::current()) {
   const int lane = tandem::gpu::emulated::lane(), base = lane & ~(width - 1);
   return tandem::gpu::emulated::shuffle(mask, v, base + (source & (width - 1)), at);
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T v, int lane_mask, int width = 32,
-                  tandem::Caller at = tandem::Caller::here()) {
+                  std::source_location at = std::source_location::current()) {
   const int lane = tandem::gpu::emulated::lane(), source = lane ^ lane_mask;
   return tandem::gpu::emulated::shuffle(mask, v, source < (lane | (width - 1)) + 1 ? source : lane,
                                         at);
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T v, int delta, int width = 32,
-                   tandem::Caller at = tandem::Caller::here()) {
+                   std::source_location at = std::source_location::current()) {
   const int lane = tandem::gpu::emulated::lane(), source = lane + delta;
   return tandem::gpu::emulated::shuffle(mask, v, source <= (lane | (width - 1)) ? source : lane,
                                         at);
 }
 __attribute__((no_sanitize("thread"))) inline unsigned __ballot_sync(
-    unsigned mask, bool predicate, tandem::Caller at = tandem::Caller::here()) {
+    unsigned mask, bool predicate, std::source_location at = std::source_location::current()) {
   using namespace tandem::gpu::emulated;
-  const Packet* all = exchange(mask, {{predicate}}, false, at);
+  const Packet* all = exchange(mask, unsigned{predicate}, at);
   unsigned bits = 0;
   for (int i = 0; i < 32; ++i) bits |= (mask >> i & all[i].word[0]) << i;
   return bits;
@@ -165,7 +167,7 @@ void launch(void (*kernel)(Args), const LaunchShape& shape, const Stream& stream
 inline void begin_early() { emulated::begin_early(); }
 
 template <class T>
-T& shared_memory(Caller at = Caller::here()) {
+T& shared_memory(std::source_location at = std::source_location::current()) {
   return *static_cast<T*>(emulated::shared_memory(sizeof(T), at));
 }
 
@@ -174,7 +176,7 @@ inline bf16 to_bf16(float v) { return narrow(v); }
 inline float to_float(fp8_e4m3 v) { return widen(v); }
 
 inline void cp_async_16(void* to, const void* from, bool valid,
-                        tandem::Caller at = tandem::Caller::here()) {
+                        std::source_location at = std::source_location::current()) {
   emulated::check_shared(to, 16, 16, at);
   if (reinterpret_cast<uintptr_t>(from) % 16) emulated::fault("cp.async source misaligned", at);
   std::memset(to, 0xff, 16);
@@ -198,9 +200,7 @@ __attribute__((no_sanitize("thread"))) inline void load_matrices(uint32_t (&out)
                                                                  Where at) {
   check_shared(row, 16, 16, at);
   const int l = lane();
-  Packet mine = {};
-  std::memcpy(&mine, &row, sizeof row);
-  const Packet* all = exchange(~0u, mine, false, at);
+  const Packet* all = exchange(~0u, row, at);
   const bf16* rows[4][2];  // start of this lane's two elements of each matrix
   for (int i = 0; i < 4; ++i)
     for (int e = 0; e < 2; ++e)
@@ -215,23 +215,23 @@ __attribute__((no_sanitize("thread"))) inline void load_matrices(uint32_t (&out)
 }  // namespace emulated
 
 inline void ldmatrix_x4(uint32_t (&out)[4], const bf16* row,
-                        tandem::Caller at = tandem::Caller::here()) {
+                        std::source_location at = std::source_location::current()) {
   emulated::load_matrices(out, row, false, at);
 }
 inline void ldmatrix_x4_trans(uint32_t (&out)[4], const bf16* row,
-                              tandem::Caller at = tandem::Caller::here()) {
+                              std::source_location at = std::source_location::current()) {
   emulated::load_matrices(out, row, true, at);
 }
 
 inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                         tandem::Caller at = tandem::Caller::here()) {
-  emulated::multiply(emulated::Mma::kBf16, {{a[0], a[1], a[2], a[3], b0, b1}}, c, at);
+                         std::source_location at = std::source_location::current()) {
+  emulated::multiply(emulated::Mma::kBf16, a, b0, b1, c, at);
 }
 
 // Products are exact in float; sums are rounded to float.
 inline void mma_m16n8k32_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                              tandem::Caller at = tandem::Caller::here()) {
-  emulated::multiply(emulated::Mma::kE4m3, {{a[0], a[1], a[2], a[3], b0, b1}}, c, at);
+                              std::source_location at = std::source_location::current()) {
+  emulated::multiply(emulated::Mma::kE4m3, a, b0, b1, c, at);
 }
 
 inline uint32_t load_acquire(const uint32_t* p) {

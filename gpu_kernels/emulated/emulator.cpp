@@ -36,25 +36,26 @@ namespace {
 
 constexpr int64_t kMaxSharedBytes = 99 * 1024;  // limit of the weakest GPUs: sm_89 and sm_120
 
+// Lanes that synchronise under one mask. Packets alternate between two tables, because no lane can
+// be two rounds ahead of a lane that still reads.
+struct Meeting {
+  unsigned mask = 0, arrived = 0;
+  uint64_t round = 0;
+  Where at = {};
+  Packet packets[2][32];
+  float sums[2][32][4];  // sums of multiply()
+};
+
 struct Fiber : Context {
   int thread = 0;
   bool done = true;
   bool polling = false;
   const uint64_t* waits_for = nullptr;  // runnable once this counter differs from `seen`
   uint64_t seen = 0;
-  Where last_met = {};  // the last barrier or collective
+  Where last_met = {};        // the last barrier or collective
+  Meeting* joined = nullptr;  // the last collective
   std::deque<PendingCopy> copies;
   int copy_group = 0;
-};
-
-// Lanes that synchronise under one mask. Packets alternate between two tables, because no lane can
-// be two rounds ahead of a lane that still reads.
-struct Meeting {
-  unsigned mask = 0, arrived = 0;
-  uint64_t round = 0;
-  Where at = Caller::here();
-  Packet packets[2][32];
-  float sums[2][32][4];  // sums of multiply()
 };
 
 std::array<float, 256> e4m3_values() {
@@ -130,14 +131,15 @@ class Block {
  public:
   // Reserves memory, since growth within a fiber would look like a race to ThreadSanitizer.
   Block() {
-    for (auto& warp : meetings_) warp.reserve(kReservedMasks);
+    for (Warp& warp : warps_) warp.meetings.reserve(kReservedMasks);
   }
   ~Block();
   void run(Grid& grid, size_t nth);
 
   void sync(Where at);
-  const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
-  void multiply(Mma kind, const Packet& mine, float (&c)[4], Where at);
+  Packet& join(unsigned mask, Where at);
+  const Packet* meet(bool orders_memory);
+  void multiply(Mma kind, float (&c)[4]);
   void poll();
   void copy(PendingCopy copy);
 
@@ -155,7 +157,7 @@ class Block {
   Fiber* next_ready();
   void suspend();
   void wait_until_changed(const uint64_t& counter);
-  Meeting& meeting(unsigned mask, Where at);
+  Meeting& meeting(unsigned mask);
   bool arrives_last(Meeting& m);
   static void open(Meeting& m);
   void open_barrier();
@@ -168,12 +170,16 @@ class Block {
   std::vector<Fiber> fibers_;
   std::span<const int> waiting_;  // threads of this turn that have not been looked at
   Turn turn_;
-  std::array<std::vector<std::unique_ptr<Meeting>>, kMaxThreads / 32> meetings_;  // per warp
+  struct Warp {
+    std::vector<std::unique_ptr<Meeting>> meetings;  // one for each mask
+    Meeting* last = nullptr;                         // used by the last collective
+  };
+  std::array<Warp, kMaxThreads / 32> warps_;
   Grid* grid_ = nullptr;
   int n_live_ = 0, n_arrived_ = 0;
   uint64_t round_ = 0, barrier_marks_[2] = {};
   int64_t n_copies_ = 0, n_collectives_ = 0;  // counts of this run
-  Where barrier_at_ = Caller::here();
+  Where barrier_at_ = {};
 };
 
 // A fiber never leaves its CPU thread, so one thread-local pointer finds the block.
@@ -207,7 +213,7 @@ std::vector<int64_t> blocks_to_run(int64_t n, int64_t n_at_ends) {
   return ids;
 }
 
-bool same(const Where& a, const Where& b) { return a.line == b.line && a.file == b.file; }
+bool same(Where a, Where b) { return a.line() == b.line() && a.file_name() == b.file_name(); }
 
 }  // namespace
 
@@ -220,7 +226,7 @@ Counts& counts() {
   return counts;
 }
 
-void check_shape(const LaunchShape& s, Where at) {
+void check_shape(const LaunchShape& s, Caller at) {
   const auto require = [&](bool ok, const char* format, auto... values) {
     if (ok) return;
     std::array<char, 160> what = {};
@@ -335,7 +341,10 @@ void Block::prepare(int n_threads) {
 void Block::abandon() {
   for (Fiber& f : fibers_) destroy(f);
   fibers_.clear();
-  for (auto& warp : meetings_) warp.clear();
+  for (Warp& warp : warps_) {
+    warp.meetings.clear();
+    warp.last = nullptr;
+  }
 }
 
 Block::~Block() {
@@ -417,24 +426,32 @@ void Block::sync(Where at) {
   observe(mark);
 }
 
-// The next collective of the lanes of `mask`.
-Meeting& Block::meeting(unsigned mask, Where at) {
-  const int lane = running->thread % 32;
-  ++n_collectives_;
-  running->last_met = at;
-  if (!(mask >> lane & 1)) fault("the mask of a warp collective lacks the calling lane", at);
-  const int n_lanes = std::min(32, static_cast<int>(blockDim.x) - running->thread / 32 * 32);
-  if (n_lanes < 32) mask &= (1u << n_lanes) - 1;
-  auto& warp = meetings_[running->thread / 32];
-  auto it = std::find_if(warp.begin(), warp.end(), [&](auto& m) { return m->mask == mask; });
-  if (it == warp.end()) {
-    it = warp.insert(it, std::make_unique<Meeting>());
+// The collective of the lanes of `mask` in the warp of the running thread.
+Meeting& Block::meeting(unsigned mask) {
+  Warp& warp = warps_[running->thread / 32];
+  if (warp.last && warp.last->mask == mask) return *warp.last;
+  auto& all = warp.meetings;
+  auto it = std::find_if(all.begin(), all.end(), [&](auto& m) { return m->mask == mask; });
+  if (it == all.end()) {
+    it = all.insert(it, std::make_unique<Meeting>());
     (*it)->mask = mask;
   }
-  Meeting& m = **it;
+  return *(warp.last = it->get());
+}
+
+Packet& Block::join(unsigned mask, Where at) {
+  Fiber& mine = *running;
+  const int lane = mine.thread % 32;
+  ++n_collectives_;
+  mine.last_met = at;
+  if (!(mask >> lane & 1)) fault("the mask of a warp collective lacks the calling lane", at);
+  const int n_lanes = static_cast<int>(blockDim.x) - (mine.thread - lane);
+  if (n_lanes < 32) mask &= (1u << n_lanes) - 1;
+  Meeting& m = meeting(mask);
   if (m.arrived == 0) m.at = at;
   if (!same(at, m.at)) fault("lanes of one warp meet at different collectives", at);
-  return m;
+  mine.joined = &m;
+  return m.packets[m.round & 1][lane];
 }
 
 // True if this lane is the last to arrive, which opens the meeting; the others wait until then.
@@ -447,10 +464,9 @@ void Block::open(Meeting& m) {
   ++m.round;
 }
 
-const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
-  Meeting& m = meeting(mask, at);
+const Packet* Block::meet(bool orders_memory) {
+  Meeting& m = *running->joined;
   Packet* packets = m.packets[m.round & 1];
-  packets[running->thread % 32] = mine;
   if (orders_memory) publish(packets);
   if (arrives_last(m))
     open(m);
@@ -461,12 +477,11 @@ const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_mem
 }
 
 // The last lane computes for all, so that numbers are decoded once and columns form a vector.
-void Block::multiply(Mma kind, const Packet& mine, float (&c)[4], Where at) {
-  Meeting& m = meeting(~0u, at);
+void Block::multiply(Mma kind, float (&c)[4]) {
+  Meeting& m = *running->joined;
   const int lane = running->thread % 32;
-  Packet* packets = m.packets[m.round & 1];
+  const Packet* packets = m.packets[m.round & 1];
   float(*sums)[4] = m.sums[m.round & 1];
-  packets[lane] = mine;
   std::copy_n(c, 4, sums[lane]);
   if (arrives_last(m)) {
     if (kind == Mma::kBf16) {
@@ -503,21 +518,25 @@ void Block::report_deadlock() const {
   std::fprintf(stderr, "deadlock in block (%u, %u, %u):\n", blockIdx.x, blockIdx.y, blockIdx.z);
   if (n_arrived_)
     std::fprintf(stderr, "  %d of %d threads wait at __syncthreads(), %s:%u\n", n_arrived_, n_live_,
-                 barrier_at_.file, barrier_at_.line);
-  for (size_t w = 0; w < meetings_.size(); ++w)
-    for (const auto& m : meetings_[w])
+                 barrier_at_.file_name(), barrier_at_.line());
+  for (size_t w = 0; w < warps_.size(); ++w)
+    for (const auto& m : warps_[w].meetings)
       if (m->arrived)
         std::fprintf(stderr, "  warp %zu: lanes %08x of %08x meet at %s:%u\n", w, m->arrived,
-                     m->mask, m->at.file, m->at.line);
+                     m->mask, m->at.file_name(), m->at.line());
   std::abort();
 }
 
 void sync_block(Where at) { current->sync(at); }
-const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
-  return current->exchange(mask, mine, orders_memory, at);
-}
-void multiply(Mma kind, const Packet& mine, float (&c)[4], Where at) {
-  current->multiply(kind, mine, c, at);
+Packet& join(unsigned mask, Where at) { return current->join(mask, at); }
+const Packet* meet(bool orders_memory) { return current->meet(orders_memory); }
+void multiply(Mma kind, const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4], Where at) {
+  Block& block = *current;
+  Packet& mine = block.join(~0u, at);
+  for (int i = 0; i < 4; ++i) mine.word[i] = a[i];
+  mine.word[4] = b0;
+  mine.word[5] = b1;
+  block.multiply(kind, c);
 }
 void yield() { current->poll(); }
 
@@ -551,14 +570,15 @@ void name_running_thread(char* to, size_t n) {
     std::snprintf(to, n, "the host");
     return;
   }
-  const Where& met = current->running->last_met;
+  const Where met = current->running->last_met;
   std::snprintf(to, n, "block (%u, %u, %u) thread %u, which last met others at %s:%u,", blockIdx.x,
-                blockIdx.y, blockIdx.z, threadIdx.x, met.file ? met.file : "no line", met.line);
+                blockIdx.y, blockIdx.z, threadIdx.x, met.line() ? met.file_name() : "no line",
+                met.line());
 }
 
 void fault(const char* what, Where at) {
-  std::fprintf(stderr, "%s:%u: %s: block (%u, %u, %u) thread %u: %s\n", at.file, at.line,
-               at.function, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, what);
+  std::fprintf(stderr, "%s:%u: %s: block (%u, %u, %u) thread %u: %s\n", at.file_name(), at.line(),
+               at.function_name(), blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, what);
   std::abort();
 }
 

@@ -4,13 +4,15 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <source_location>
 
 #include "core/check.h"
 #include "gpu_kernels/runtime.h"
 
 namespace tandem::gpu::emulated {
 
-using Where = Caller;
+// A place of a kernel. It is one pointer, because each lane passes one with each collective.
+using Where = std::source_location;
 
 // Contribution of one lane to a collective.
 struct alignas(16) Packet {
@@ -18,7 +20,7 @@ struct alignas(16) Packet {
 };
 
 // Aborts where CUDA would refuse the launch on the weakest supported GPU.
-void check_shape(const LaunchShape& shape, Where at);
+void check_shape(const LaunchShape& shape, Caller at);
 // For tests of large grids: how many blocks run at each end of a grid, from TANDEM_GPU_BLOCKS; all
 // blocks if unset.
 int64_t blocks_option();
@@ -54,13 +56,15 @@ void sync_block(Where at);
 // Counts a thread of a kernel with LaunchShape::early. run_grid() aborts unless all threads call
 // it.
 void begin_early();
-// Synchronises the lanes of `mask`; returns the packets of all 32. `orders_memory` is for
+// A collective of the lanes of `mask` begins: the calling lane writes its packet, and then calls
+// meet(), which returns when all have done so, with the packets of all 32. `orders_memory` is for
 // __syncwarp.
-const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
-// Tensor-core product of a warp: every lane passes its pieces of a and b as a packet and its piece
-// of the sums as c, which is updated. Each sum is formed in ascending order of k, in float.
+Packet& join(unsigned mask, Where at);
+const Packet* meet(bool orders_memory);
+// Tensor-core product of a warp: every lane passes its pieces of a and b and its piece of the sums
+// as c, which is updated. Each sum is formed in ascending order of k, in float.
 enum class Mma { kBf16, kE4m3 };  // m16n8k16, m16n8k32
-void multiply(Mma kind, const Packet& mine, float (&c)[4], Where at);
+void multiply(Mma kind, const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4], Where at);
 void yield();
 [[noreturn]] void fault(const char* what, Where at);
 // Writes to to[n] the name of the emulated thread that runs on this CPU thread, or "the host".

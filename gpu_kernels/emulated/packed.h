@@ -26,7 +26,7 @@ inline uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   return out;
 }
 
-inline uint4 load_once_16(const void* p, Caller at = Caller::here()) {
+inline uint4 load_once_16(const void* p, emulated::Where at = emulated::Where::current()) {
   if (reinterpret_cast<uintptr_t>(p) % 16) emulated::fault("global address misaligned", at);
   return *static_cast<const uint4*>(p);
 }
