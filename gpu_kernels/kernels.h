@@ -4,7 +4,7 @@
 // nothing.
 #pragma once
 #include "gpu_kernels/numbers.h"
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 

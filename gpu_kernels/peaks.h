@@ -1,6 +1,6 @@
 // Kernels that measure the peak rates of a GPU, for rooflines of the other kernels.
 #pragma once
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 

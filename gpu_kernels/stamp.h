@@ -1,6 +1,6 @@
 // Timestamps in a stream's work, also within a recorded graph.
 #pragma once
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 

@@ -2,7 +2,7 @@
 // rows.
 #pragma once
 #include "gpu_kernels/numbers.h"
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 

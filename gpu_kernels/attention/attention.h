@@ -3,7 +3,7 @@
 #pragma once
 #include "gpu_kernels/numbers.h"
 #include "gpu_kernels/products/products.h"
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "gpu_kernels/numbers.h"
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 

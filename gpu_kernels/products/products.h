@@ -4,7 +4,7 @@
 // docs/gpu_kernels.md gives the reasons for each kernel's design.
 #pragma once
 #include "gpu_kernels/products/weight.h"
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 
