@@ -451,9 +451,9 @@ struct Swapped {
   Scheduler::Counts counts;
 };
 
-// Three sequences for each replica, whose answers begin another page than the prompts: at different
+// Two sequences for each replica, whose answers begin another page than the prompts: at different
 // steps, those of the second replica before those of the first.
-Swapped answers_of_three(int n_ranks, const ModelOptions& options) {
+Swapped answers_of_two(int n_ranks, const ModelOptions& options) {
   Swapped swapped;
   on_ranks(n_ranks, [&](Group& group) {
     StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
@@ -461,14 +461,14 @@ Swapped answers_of_three(int n_ranks, const ModelOptions& options) {
     if (!steps.leads()) return steps.follow();
     Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
                   {.keeps_pages = false, .drafting = loaded.drafting()});
-    const int n = 3 * engine.grid().n_replicas;
+    const int n = 2 * engine.grid().n_replicas;
     swapped.answers.resize(n);
     for (int i = 0; i < n; ++i) {
       EngineRequest r;
       const int n_prompt = kPageSize - (i % 2 == 0 ? 7 : 1) - i % 3;
       for (int t = 0; t < n_prompt; ++t)
         r.request.prompt.push_back((t * t + 7 * i) % loaded.config().vocab);
-      r.request.max_new_tokens = 12;
+      r.request.max_new_tokens = 10;
       r.on_event = [&swapped, i](const TokenEvent& event) {
         if (event.token) swapped.answers[i].push_back(*event.token);
         return true;
@@ -499,13 +499,13 @@ void expect_swapped_answers(int dp, int tp, int pp, DraftChoice draft) {
   const int n_ranks = dp * tp * pp;
   options.context = int64_t{30} * kPageSize;
   options.max_kv_tokens = 0;
-  const Swapped roomy = answers_of_three(n_ranks, options);
-  options.context = int64_t{5} * kPageSize;
+  const Swapped roomy = answers_of_two(n_ranks, options);
+  options.context = int64_t{3} * kPageSize;
   options.max_kv_tokens = int64_t{30} * kPageSize;
-  const Swapped tight = answers_of_three(n_ranks, options);
+  const Swapped tight = answers_of_two(n_ranks, options);
   EXPECT_EQ(roomy.counts.n_preemptions, 0);
   EXPECT_EQ(tight.answers, roomy.answers);
-  EXPECT_EQ(tight.counts.n_pages, 5 * dp);
+  EXPECT_EQ(tight.counts.n_pages, 3 * dp);
   EXPECT_GE(tight.counts.n_swaps_out, dp);
   EXPECT_EQ(tight.counts.n_swaps_in, tight.counts.n_swaps_out);
   EXPECT_EQ(tight.counts.n_free_host_pages, tight.counts.n_host_pages);
