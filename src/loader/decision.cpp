@@ -297,6 +297,34 @@ ExpertsLayout fit_beside(Elsewhere elsewhere, const FitRequest& request, const H
   }
 }
 
+// Replicas have tokens of their own.
+void require_rows_of_replicas(const ModelOptions& options, BackboneGrid grid) {
+  require(grid.n_replicas == 1 || options.dispatch != ExpertDispatch::kAllReduce,
+          "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
+          "auto, gather, all-to-all or low-latency",
+          grid.n_replicas);
+}
+
+// Where a CPU computes some experts, or experts are sliced among all GPUs, all rows go to all
+// ranks. GPUs write into each other's memory on one host.
+void require_dispatch_on_gpu(const ModelOptions& options, const Subject& subject, BackboneGrid grid,
+                             const GpuParts& parts) {
+  const std::optional<ExchangeMode> mode = exchange_mode(options.dispatch);
+  require(grid.n_replicas > 1 || !mode,
+          "--ep-dispatch {}: the GPUs of one replica add up their sums by all-reduce: leave it "
+          "out, or use --device cpu",
+          name_of(options.dispatch));
+  require_rows_of_replicas(options, grid);
+  require(!mode || *mode == ExchangeMode::kGather || (all_on_gpu(parts) && !parts.expert_columns),
+          "--ep-dispatch {}: {}, so all rows go to all ranks: leave it out",
+          name_of(options.dispatch),
+          parts.expert_columns ? "experts are sliced among all GPUs" : "the CPU has some experts");
+  require(mode != ExchangeMode::kLowLatency ||
+              hosts_of_stage(subject.host_of_rank, grid, subject.rank.rank).n_hosts() == 1,
+          "--ep-dispatch low-latency: the GPUs are on several hosts: choose auto, gather or "
+          "all-to-all");
+}
+
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
                    const GpuShare& share, Decision& decision) {
   require(options.dense_products == DenseProducts::kTandem,
@@ -304,11 +332,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "cpu",
           name_of(options.dense_products));
   const bool has_replicas = decision.parts.grid.n_replicas > 1;
-  const ExpertDispatch here = has_replicas ? ExpertDispatch::kGather : ExpertDispatch::kAllReduce;
-  require(options.dispatch == ExpertDispatch::kAuto || options.dispatch == here,
-          "--ep-dispatch {}: the GPUs of {} exchange rows by {}: leave it out, or use --device cpu",
-          name_of(options.dispatch), has_replicas ? "several replicas" : "one replica",
-          name_of(here));
+  require_dispatch_on_gpu(options, subject, decision.parts.grid, share.parts);
   require_routing_of_one_replica(options, decision);
   require(options.replica_choice == ReplicaChoice::kNearest,
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
@@ -346,11 +370,7 @@ int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
                    Decision& decision) {
-  const bool divides_rows = decision.parts.grid.n_replicas > 1;
-  require(!divides_rows || options.dispatch != ExpertDispatch::kAllReduce,
-          "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
-          "auto, gather, all-to-all or low-latency",
-          decision.parts.grid.n_replicas);
+  require_rows_of_replicas(options, decision.parts.grid);
   const bool exchanges = exchanges_rows(options, decision.parts.grid);
   require_exchanged_rows(options, exchanges || !subject.on_workers.empty(), exchanges);
   require_routing_of_one_replica(options, decision);
@@ -480,6 +500,7 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .replicated_experts = has_replicas(decision.parts),
           .moves_experts = options.moves_experts,
           .micro_batches = exchanged_micro_batches(options),
+          .exchange = exchange_mode(options.dispatch),
           .patience = rank_patience(options.workers, GpuModelOptions().patience)};
 }
 

@@ -321,6 +321,9 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   const bool shares = !all_on_gpu(*parts.gpu);
   GpuModelOptions gpu = gpu_options(options, decision);
   gpu.n_threads = topology_.n_cores();
+  if (const Group* const group = options.ranks.group)
+    gpu.on_one_host =
+        hosts_of_stage(host_of_rank_, decision.parts.grid, group->rank()).n_hosts() == 1;
   gpu.progress = progress;
   gpu_ = load_gpu_model(*checkpoint.store, checkpoint.stored, config_, gpu, *parts.gpu);
   report_ = gpu_->report();
@@ -355,6 +358,8 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
 void LoadedModel::join_ranks(const ModelOptions& options) {
   Group& group = *options.ranks.group;
   gpu_->join(group, *owners_);
+  const std::string ways = gpu_->ways_of_rows();
+  if (!ways.empty()) options.note("rows of experts: " + ways);
   const auto patience = std::chrono::duration_cast<std::chrono::seconds>(
       rank_patience(options.workers, kGpuPatience));
   rank_watch_ = std::make_unique<ProgressWatch>([this] { return gpu_->progress(); }, patience,
