@@ -49,12 +49,17 @@ class EnqueuedExperts final : public ExpertPool {
   void add_to(Ticket ticket, TensorView y) override {
     EXPECT_EQ(ticket, batch_.micro_batch);
     stream_.run_on_host([this, batch = batch_, y] {
+      const int64_t rows_of_source = std::max<int64_t>(1, y.rows / owners_.n_ranks());
       for (int64_t t = 0; t < y.rows; ++t)
-        for (int64_t k = 0; k < batch.routing.ids.cols; ++k)
+        for (int64_t k = 0; k < batch.routing.ids.cols; ++k) {
           if (int32_t& e = batch.routing.ids.row<int32_t>(t)[k]; e >= 0 && !has(batch.layer, e)) {
             EXPECT_TRUE(gathers) << "expert " << e;
             e = -1;
+          } else if (const auto source = static_cast<int>(t / rows_of_source);
+                     gathers && e >= 0 && has(batch.layer, e, source)) {
+            EXPECT_EQ(source, rank_) << "the rank that has the row is the nearest";
           }
+        }
       add_multiplied(batch, y);
     });
   }
@@ -67,8 +72,9 @@ class EnqueuedExperts final : public ExpertPool {
     batch_ = batch;
     return batch.micro_batch;
   }
-  bool has(int layer, int expert) const {
-    return std::ranges::count(owners_.ranks(layer, expert), rank_) > 0;
+  bool has(int layer, int expert) const { return has(layer, expert, rank_); }
+  bool has(int layer, int expert, int rank) const {
+    return std::ranges::count(owners_.ranks(layer, expert), rank) > 0;
   }
   gpu::Stream& stream_;
   const ExpertOwners& owners_;
@@ -305,8 +311,7 @@ TEST(ExchangedExpertsOfGpusSend, FewerBytesInParcels) {
       if (mode == ExchangeMode::kGather)
         want[rank] = 2. * kRows * 4 * (gpu::packed_row_stride(c.dim, n_active) + c.dim);
       else  // and how many rows go to each rank
-        want[rank] =
-            copies_of_row(own, 3, rank) * kRows * (parcel.bytes() + 4 * c.dim) + 2 * 3 * 4;
+        want[rank] = copies_of_row(own, 3, rank) * kRows * (parcel.bytes() + 4 * c.dim) + 2 * 3 * 4;
       group.barrier();
     });
     EXPECT_EQ(gpu::emulated::counts().sent - before, std::lround(want[0] + want[1] + want[2]));

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <random>
 
+#include "comm/agreement.h"
 #include "core/clock.h"
-#include "core/run_error.h"
 #include "model/micro_batches.h"
 #include "ops/router.h"
 
@@ -92,9 +92,8 @@ Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const Ex
     std::unique_ptr<CudaExchange> exchange;
     try {
       exchange = make_cuda_exchange(mode, parts, group, n_rows);
-    } catch (const RunError&) {
-      throw;
-    } catch (const Error&) {  // on all ranks: a GPU cannot reach another one's memory
+    } catch (const AgreedError& error) {  // a GPU cannot reach another one's memory
+      if (error.while_running) throw;
       continue;
     }
     if (!measures) return {mode, std::move(exchange)};
