@@ -14,6 +14,8 @@
 #include "comm/local_ranks.h"
 #include "engine/engine.h"
 #include "gpu_kernels/collectives.h"
+#include "loader/decision.h"
+#include "model/checkpoint.h"
 #include "model/cost.h"
 #include "scheduling/scheduler.h"
 #include "tests/check_close.h"
@@ -662,6 +664,37 @@ TEST(GpuRanksOfTinyR1, RefuseWaysThatRowsCannotGo) {
   EXPECT_TRUE(says(refused(2, ExpertDispatch::kAllToAll, 4'000'000),
                    "--ep-dispatch all-to-all: the CPU has some experts, so all rows go to all "
                    "ranks: leave it out"));
+}
+
+// GPUs of two hosts, whose memory they do not share, and ranks that are dealt to them in turns.
+TEST(GpuRanksOfTinyR1, RefuseWhatTheirHostsCannotDo) {
+  const LimitedGpuMemory memory(kEnough);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.context = 64;
+  const ModelConfig config = ModelConfig::from_directory(options.directory);
+  const WeightStore store(options.directory);
+  ModelWeights stored = stored_weights(store, config);
+  const Topology topology = {};
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const CpuWeights home(kernels, topology);
+  const auto refused = [&](PlacedRank rank, const std::vector<int>& host_of_rank) {
+    const Subject subject = {config,  stored, topology, kernels,     home,
+                             kEnough, rank,   {},       host_of_rank};
+    return error_of([&] { decide(options, subject); });
+  };
+  options.n_replicas = 2;
+  EXPECT_EQ(refused({0, 2, 2}, {0, 0}), "no error");
+  options.dispatch = ExpertDispatch::kLowLatency;
+  EXPECT_EQ(refused({0, 2, 2}, {0, 0}), "no error");
+  EXPECT_EQ(refused({0, 2, 1}, {0, 1}),
+            "--ep-dispatch low-latency: the GPUs are on several hosts: choose auto, gather or "
+            "all-to-all");
+  const PlacementFile file(backbone_on_gpus(config, 4));
+  options = as_placed(options.directory, file);
+  EXPECT_TRUE(says(refused({0, 4, 2}, {0, 1, 0, 1}),
+                   "places parts on the GPUs of hosts, whose ranks do not follow each other: start "
+                   "them with --map-by slot instead of --map-by node"));
+  EXPECT_FALSE(says(refused({0, 4, 2}, {0, 0, 1, 1}), "--map-by"));
 }
 
 TEST(GpuRanksOfTinyR1, NeedAGpuEach) {

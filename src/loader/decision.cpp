@@ -112,6 +112,15 @@ void require_workers_as_placed(const ModelOptions& options, const Subject& subje
   require_workers_have(placement, *layer);
 }
 
+// The devices of a placement that name GPUs are those of ranks that follow each other on hosts.
+void require_ranks_in_order(const Subject& subject, const std::string& placement) {
+  const std::vector<int>& hosts = subject.host_of_rank;
+  require(std::is_sorted(hosts.begin(), hosts.end()),
+          "{} places parts on the GPUs of hosts, whose ranks do not follow each other: start them "
+          "with --map-by slot instead of --map-by node",
+          placement);
+}
+
 std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
                                           bool with_gpu) {
   if (options.placement.empty()) return {};
@@ -120,6 +129,7 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       "both --placement and --experts {}: the placement sets the format of experts; leave one out",
       options.experts ? format_name(*options.experts) : "");
   const Placement placement = placement_from_file(options.placement);
+  if (with_gpu) require_ranks_in_order(subject, options.placement);
   ExecutedParts parts =
       executed_parts(subject.config, machine_of(subject, with_gpu), placement, subject.rank);
   if (subject.rank.n_ranks == 1) require_workers_as_placed(options, subject, placement);
