@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <span>
 
 #include "gpu_kernels/runtime.h"
 
@@ -33,6 +34,16 @@ class Collectives {
   // Piece rank() of `all`, each of n floats, becomes the sum of that piece of all ranks. The other
   // pieces are undefined then.
   void reduce_scatter(Stream& stream, float* all, int64_t n);
+  // What goes to each rank and what comes from it, so many 4-byte numbers; those of ranks, this one
+  // too, follow each other in the order of ranks.
+  struct Parcels {
+    const void* sent;
+    std::span<const int64_t> n_sent;  // [ranks]
+    void* received;
+    std::span<const int64_t> n_received;  // [ranks] what those ranks send here
+  };
+  // The host knows the numbers, so a recording repeats them.
+  void all_to_all(Stream& stream, const Parcels& parcels);
   // For a watch on a thread of its own, because a stream waits for a lost rank without end: whether
   // the GPU has work that may wait, which the caller says, and a number that changes while the GPU
   // passes calls of the above.

@@ -4,12 +4,15 @@
 
 namespace tandem {
 
-// Hosts of ranks, which are in the order of their hosts: `n_of_host` on each, from the rank that is
-// `first` of all.
+// Hosts of ranks, of which the first is number `first` of all: `n_of_host` consecutive ones on
+// each, or dealt to `n_in_turns` hosts in turns.
 struct RankHosts {
   int first = 0;
   int n_of_host = 1 << 30;
-  constexpr int of(int rank) const { return (first + rank) / n_of_host; }
+  int n_in_turns = 0;  // 0: consecutive
+  constexpr int of(int rank) const {
+    return n_in_turns > 0 ? (first + rank) % n_in_turns : (first + rank) / n_of_host;
+  }
 };
 
 // A number that depends on the experts of a token alone, ids: [n], and not on the other tokens of a

@@ -26,8 +26,8 @@ TensorView view(std::vector<int32_t>& ids) {
 }
 
 // Every expert on one of six ranks, and the even ones on three.
-ExpertOwners six_ranks(ReplicaChoice choice, int n_of_host = 2, int first = 0) {
-  ExpertOwners owners(1, kExperts, {first, n_of_host}, choice);
+ExpertOwners six_ranks(ReplicaChoice choice, RankHosts hosts = {0, 2}) {
+  ExpertOwners owners(1, kExperts, hosts, choice);
   for (int e = 0; e < kExperts; ++e) {
     owners.add(0, e, e % 6);
     if (e % 2 == 0)
@@ -38,8 +38,15 @@ ExpertOwners six_ranks(ReplicaChoice choice, int n_of_host = 2, int first = 0) {
 
 TEST(ReplicaChoice, IsTheSameRankThenTheSameHost) {
   std::mt19937 rng(1);
-  for (const int first : {0, 1}) {  // hosts of ranks 0,1 | 2,3 | 4,5 or 0 | 1,2 | 3,4 | 5
-    const ExpertOwners owners = six_ranks(ReplicaChoice::kNearest, 2, first);
+  struct Case {
+    std::vector<int> host_of_rank;  // of more ranks than six
+    int first;
+  };
+  for (const auto& [host_of_rank, first] : {Case{{0, 0, 1, 1, 2, 2, 3, 3}, 0},
+                                            {{0, 0, 1, 1, 2, 2, 3, 3}, 1},
+                                            {{0, 1, 2, 0, 1, 2, 0, 1, 2}, 0},
+                                            {{0, 1, 2, 0, 1, 2, 0, 1, 2}, 2}}) {
+    const ExpertOwners owners = six_ranks(ReplicaChoice::kNearest, rank_hosts(host_of_rank, first));
     ReplicaChooser chooser(owners);
     std::vector<int32_t> ids = random_ids(rng, 200), ranks(kActive);
     chooser.begin(0, view(ids));
@@ -49,7 +56,7 @@ TEST(ReplicaChoice, IsTheSameRankThenTheSameHost) {
       for (int k = 0; k < kActive; ++k) {
         const std::vector<int32_t>& all = owners.ranks(0, ids[t * kActive + k]);
         ASSERT_TRUE(std::count(all.begin(), all.end(), ranks[k])) << "an owner";
-        const auto host = [&](int rank) { return (first + rank) / 2; };
+        const auto host = [&](int rank) { return host_of_rank[first + rank]; };
         const bool is_source = std::count(all.begin(), all.end(), source) > 0;
         const bool is_near =
             std::any_of(all.begin(), all.end(), [&](int r) { return host(r) == host(source); });
@@ -57,6 +64,19 @@ TEST(ReplicaChoice, IsTheSameRankThenTheSameHost) {
         EXPECT_TRUE(!is_near || host(ranks[k]) == host(source));
       }
     }
+  }
+}
+
+// Ranks in any other order, or of hosts with different numbers: none is nearer than another.
+TEST(ReplicaChoice, KnowsNoHostsInOtherOrders) {
+  for (const std::vector<int>& hosts : {std::vector<int>{},
+                                        {0, 0, 0},
+                                        {0, 1, 1},
+                                        {0, 1, 1, 0},
+                                        {0, 0, 1, 2, 1, 2},
+                                        {0, 1, 0, 2, 2, 1}}) {
+    const RankHosts got = rank_hosts(hosts, 0);
+    for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(got.of(rank), 0);
   }
 }
 

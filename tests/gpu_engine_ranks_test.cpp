@@ -14,6 +14,8 @@
 #include "comm/local_ranks.h"
 #include "engine/engine.h"
 #include "gpu_kernels/collectives.h"
+#include "loader/decision.h"
+#include "model/checkpoint.h"
 #include "model/cost.h"
 #include "scheduling/scheduler.h"
 #include "tests/check_close.h"
@@ -38,6 +40,15 @@ void on_ranks(int n, const std::function<void(Group&)>& work) {
       if (error.reported_here) ADD_FAILURE() << "rank " << group.rank() << ": " << error.what();
     }
   });
+}
+
+// What two ranks say that refuse to load a model.
+std::string refusal_of_two(const ModelOptions& options) {
+  std::array<std::string, 2> said;
+  run_local_ranks({2}, [&](Group& group) {
+    said[group.rank()] = error_of([&] { LoadedModel{on_rank(options, group)}; });
+  });
+  return said[0] + said[1];
 }
 
 // Divided among all GPUs, or `tp` of them for each replica.
@@ -228,21 +239,27 @@ TEST_P(GpuRanks, ReplicasAndPipelinesHaveTheLogitsOfTheCpu) {
     int n_ranks, tp;
     bool is_pipeline;
     int micro_batches = 0;
+    ExpertDispatch dispatch = ExpertDispatch::kAuto;
   };
   // Every family has one of the grids.
-  const std::array grids = {Grid{2, 1, false}, Grid{4, 2, false, 3}, Grid{2, 1, true},
-                            Grid{4, 2, true},  Grid{4, 1, true, 2},  Grid{2, 1, false, 4}};
+  const std::array grids = {Grid{2, 1, false},
+                            Grid{4, 2, false, 3, ExpertDispatch::kAllToAll},
+                            Grid{2, 1, true},
+                            Grid{4, 2, true},
+                            Grid{4, 1, true, 2, ExpertDispatch::kLowLatency},
+                            Grid{2, 1, false, 4, ExpertDispatch::kGather}};
   const std::vector<std::string> families = families_without_ties(kGolden);
   const size_t family = std::ranges::find(families, GetParam()) - families.begin();
-  const auto& [n_ranks, tp, is_pipeline, micro_batches] = grids[family % grids.size()];
-  SCOPED_TRACE(fmt::format("{} ranks, tp {}, {}, {} micro-batches", n_ranks, tp, is_pipeline,
-                           micro_batches));
+  const auto& [n_ranks, tp, is_pipeline, micro_batches, dispatch] = grids[family % grids.size()];
+  SCOPED_TRACE(fmt::format("{} ranks, tp {}, {}, {} micro-batches, {}", n_ranks, tp, is_pipeline,
+                           micro_batches, name_of(dispatch)));
   const bool with_cpu = tp == 1 && micro_batches == 0;
   Placement placement = random_placement_of_ranks(cpu.config(), n_ranks, rng, with_cpu, tp);
   if (is_pipeline) placement = as_pipeline(placement, cpu.config());
   const PlacementFile file(placement);
   ModelOptions options = as_placed(directory, file);
   options.micro_batches = micro_batches;
+  options.dispatch = dispatch;
   expect_logits_of_replicas(n_ranks, options, tokens, want, 2e-2);
 }
 
@@ -386,7 +403,12 @@ TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
     EXPECT_LE(bytes, cpu.load_report().bytes - matrix);
 
   const PlacementFile replicas(sliced_placement(cpu.config(), 2, 1));
-  expect_logits_of_replicas(2, as_placed(directory, replicas), tokens, want, 3e-2);
+  ModelOptions options = as_placed(directory, replicas);
+  expect_logits_of_replicas(2, options, tokens, want, 3e-2);
+  options.dispatch = ExpertDispatch::kAllToAll;
+  EXPECT_TRUE(says(refusal_of_two(options),
+                   "--ep-dispatch all-to-all: experts are sliced among all GPUs, so all rows go to "
+                   "all ranks"));
   const PlacementFile stages(as_pipeline(sliced_placement(cpu.config(), 4), cpu.config()));
   expect_logits_of_replicas(4, as_placed(directory, stages), tokens, want, 3e-2);
 }
@@ -624,6 +646,57 @@ TEST(GpuRanksOfTinyR1, TakeWhatFits) {
   }
 }
 
+TEST(GpuRanksOfTinyR1, RefuseWaysThatRowsCannotGo) {
+  const auto refused = [](int n_replicas, ExpertDispatch dispatch, int64_t memory = kEnough) {
+    const LimitedGpuMemory limited(memory);
+    ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+    options.context = 64;
+    options.n_replicas = n_replicas;
+    options.dispatch = dispatch;
+    return refusal_of_two(options);
+  };
+  EXPECT_TRUE(says(refused(1, ExpertDispatch::kLowLatency),
+                   "--ep-dispatch low-latency: the GPUs of one replica add up their sums by "
+                   "all-reduce: leave it out, or use --device cpu"));
+  EXPECT_TRUE(says(refused(2, ExpertDispatch::kAllReduce),
+                   "--ep-dispatch all-reduce: 2 replicas of the backbone have tokens of their own: "
+                   "choose auto, gather, all-to-all or low-latency"));
+  EXPECT_TRUE(says(refused(2, ExpertDispatch::kAllToAll, 4'000'000),
+                   "--ep-dispatch all-to-all: the CPU has some experts, so all rows go to all "
+                   "ranks: leave it out"));
+}
+
+// GPUs of two hosts, whose memory they do not share, and ranks that are dealt to them in turns.
+TEST(GpuRanksOfTinyR1, RefuseWhatTheirHostsCannotDo) {
+  const LimitedGpuMemory memory(kEnough);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.context = 64;
+  const ModelConfig config = ModelConfig::from_directory(options.directory);
+  const WeightStore store(options.directory);
+  ModelWeights stored = stored_weights(store, config);
+  const Topology topology = {};
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const CpuWeights home(kernels, topology);
+  const auto refused = [&](PlacedRank rank, const std::vector<int>& host_of_rank) {
+    const Subject subject = {config,  stored, topology, kernels,     home,
+                             kEnough, rank,   {},       host_of_rank};
+    return error_of([&] { decide(options, subject); });
+  };
+  options.n_replicas = 2;
+  EXPECT_EQ(refused({0, 2, 2}, {0, 0}), "no error");
+  options.dispatch = ExpertDispatch::kLowLatency;
+  EXPECT_EQ(refused({0, 2, 2}, {0, 0}), "no error");
+  EXPECT_EQ(refused({0, 2, 1}, {0, 1}),
+            "--ep-dispatch low-latency: the GPUs are on several hosts: choose auto, gather or "
+            "all-to-all");
+  const PlacementFile file(backbone_on_gpus(config, 4));
+  options = as_placed(options.directory, file);
+  EXPECT_TRUE(says(refused({0, 4, 2}, {0, 1, 0, 1}),
+                   "places parts on the GPUs of hosts, whose ranks do not follow each other: start "
+                   "them with --map-by slot instead of --map-by node"));
+  EXPECT_FALSE(says(refused({0, 4, 2}, {0, 0, 1, 1}), "--map-by"));
+}
+
 TEST(GpuRanksOfTinyR1, NeedAGpuEach) {
   const Setting one("TANDEM_GPU_COUNT", "1");
   const auto device_of = [](DeviceChoice device) {
@@ -720,6 +793,52 @@ TEST(GpuCollectives, GatherAndScatter) {
         stream.wait();
         EXPECT_EQ(got, gathered);
         for (int64_t i = rank * n; i < (rank + 1) * n; ++i) ASSERT_EQ(sums[i], sum[i]) << i;
+      }
+      group.barrier();
+    });
+  }
+}
+
+// What each rank sends each other one, of any size, in a recording and without.
+TEST(GpuCollectives, SendEachRankItsOwn) {
+  constexpr int kRanks = 3;
+  std::mt19937 rng(3);
+  for (int round = 0; round < 6; ++round) {
+    std::array<std::array<int64_t, kRanks>, kRanks> n = {};  // [from, to]
+    for (auto& of_rank : n)
+      for (int64_t& number : of_rank)
+        number = rng() % 3 == 0 ? 0 : static_cast<int64_t>(rng() % (rng() % 2 ? 40 : 30'000));
+    if (round == 0) n = {};
+    const auto value = [](int from, int to, int64_t i) {
+      return static_cast<int32_t>(1'000'000 * from + 100'000 * to + i);
+    };
+    const gpu::Collectives::Id id = gpu::Collectives::make_id();
+    on_ranks(kRanks, [&](Group& group) {
+      const int rank = group.rank();
+      std::vector<int32_t> sent, want;
+      std::vector<int64_t> n_sent, n_received;
+      for (int r = 0; r < kRanks; ++r) {
+        n_sent.push_back(n[rank][r]);
+        n_received.push_back(n[r][rank]);
+        for (int64_t i = 0; i < n[rank][r]; ++i) sent.push_back(value(rank, r, i));
+        for (int64_t i = 0; i < n[r][rank]; ++i) want.push_back(value(r, rank, i));
+      }
+      sent.push_back(0);  // memory is never empty
+      want.push_back(-1);
+      gpu::Stream stream;
+      gpu::Collectives ranks(id, rank, kRanks);
+      const gpu::Buffer given = gpu::on_gpu(stream, sent);
+      const gpu::Buffer got = gpu::nans_on_gpu<int32_t>(std::ssize(want));
+      const auto exchange = [&] {
+        ranks.all_to_all(stream, {given.as<void>(), n_sent, got.as<void>(), n_received});
+      };
+      const gpu::Graph graph = stream.capture(exchange);
+      const std::vector<int32_t> nothing(want.size(), -1);
+      for (int i = 0; i < 3; ++i) {
+        i % 2 == 0 ? exchange() : stream.replay(graph);
+        EXPECT_EQ(gpu::from_gpu<int32_t>(stream, got), want);
+        stream.copy(nothing.data(), got.bytes(), got.as<void>());
+        stream.wait();
       }
       group.barrier();
     });

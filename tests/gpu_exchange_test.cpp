@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <numeric>
 #include <random>
 
 #include "gpu_kernels/exchange.h"
+#include "gpu_kernels/parcels.h"
 #include "tests/gpu_weights.h"
 
 namespace tandem::gpu::test {
@@ -60,6 +63,243 @@ TEST(GpuExchange, OwnIdsAreThoseThatTheCpuChooses) {
         EXPECT_EQ(got[t * kActive + k], own ? id : -1) << "token " << t << ", place " << k;
       }
   }
+}
+
+// Parcels of random tokens of rank `rank`, on the GPU, and what the CPU says of them.
+struct Parcels {
+  static constexpr int kExperts = 24, kActive = 5;
+  Parcels(Stream& stream, std::mt19937& rng, int n_ranks_, bool is_bf16, int tokens_, int dim)
+      : n_ranks(n_ranks_),
+        rank(static_cast<int>(rng() % unsigned(n_ranks_))),
+        tokens(tokens_),
+        shape{dim, kActive, is_bf16},
+        hosts{static_cast<int>(rng() % 3), 1 + static_cast<int>(rng() % 4)},
+        owners(kExperts),
+        ids(tokens * kActive),
+        x(random_floats(rng, int64_t{tokens} * dim, 1)),
+        weights(random_floats(rng, tokens * kActive, 1)) {
+    std::vector<int32_t> table(kExperts * n_ranks, -1);
+    for (int e = 0; e < kExperts; ++e) {
+      for (int r = 0; r < n_ranks; ++r)
+        if (rng() % 3 == 0) owners[e].push_back(r);  // also none
+      std::copy(owners[e].begin(), owners[e].end(), &table[e * n_ranks]);
+    }
+    for (int32_t& id : ids)
+      id = rng() % 8 == 0 ? -1 : static_cast<int32_t>(rng() % unsigned(kExperts));
+    // Ranks and slots, as the definition says.
+    slots.assign(tokens * n_ranks, -1);
+    counts.assign(n_ranks, 0);
+    for (int t = 0; t < tokens; ++t)
+      for (int r = 0; r < n_ranks; ++r)
+        for (int k = 0; k < kActive && slots[t * n_ranks + r] < 0; ++k)
+          if (rank_of(t, k) == r) slots[t * n_ranks + r] = counts[r]++;
+    owners_there = std::make_unique<OnGpuBuffer<int32_t>>(stream, table);
+    ids_there = std::make_unique<OnGpuBuffer<int32_t>>(stream, ids);
+    x_there = std::make_unique<OnGpuBuffer<float>>(stream, x);
+    weights_there = std::make_unique<OnGpuBuffer<float>>(stream, weights);
+    slots_there = std::make_unique<OnGpuBuffer<int32_t>>(std::max(1, tokens * n_ranks));
+    counts_there = std::make_unique<OnGpuBuffer<int32_t>>(n_ranks);
+  }
+  int rank_of(int t, int k) const {
+    const int32_t id = ids[t * kActive + k];
+    if (id < 0 || owners[id].empty()) return -1;
+    return nearest_replica(owners[id].data(), static_cast<int>(owners[id].size()), rank, hosts,
+                           hash_of_choice(&ids[t * kActive], kActive), id);
+  }
+  ChooseRanksArgs choice() const {
+    return {.ids = ids_there->data(),
+            .ids_stride = kActive,
+            .owners = owners_there->data(),
+            .tokens = tokens,
+            .n_active = kActive,
+            .n_ranks = n_ranks,
+            .rank = rank,
+            .hosts = hosts,
+            .slots = slots_there->data(),
+            .counts = counts_there->data()};
+  }
+  // The place of a token's parcel for a rank where parcels follow each other.
+  int place(int t, int r) const {
+    int first = 0;
+    for (int before = 0; before < r; ++before) first += counts[before];
+    return first + slots[t * n_ranks + r];
+  }
+  int n_all() const { return std::accumulate(counts.begin(), counts.end(), 0); }
+  float x_of(int t, int c) const {
+    const float v = x[int64_t{t} * shape.dim + c];
+    return shape.is_bf16 ? static_cast<float>(rounded(v)) : v;
+  }
+
+  const int n_ranks, rank, tokens;
+  const ParcelShape shape;
+  const RankHosts hosts;
+  std::vector<std::vector<int32_t>> owners;
+  std::vector<int32_t> ids;
+  std::vector<float> x, weights;
+  std::vector<int32_t> slots, counts;
+  std::unique_ptr<OnGpuBuffer<int32_t>> owners_there, ids_there, slots_there, counts_there;
+  std::unique_ptr<OnGpuBuffer<float>> x_there, weights_there;
+};
+
+// Packed where ranks follow each other, unpacked as rows, and y from sums in any places.
+TEST(GpuParcels, GoToTheRanksThatComputeThem) {
+  Stream stream;
+  std::mt19937 rng(5);
+  for (int round = 0; round < 10; ++round) {
+    const int dim = round == 0 ? 33 : 64 + static_cast<int>(rng() % 40);
+    const int tokens = round == 1 ? 300 : static_cast<int>(rng() % 40);
+    const Parcels p(stream, rng, 1 + static_cast<int>(rng() % 6), round % 2 == 0, tokens, dim);
+    SCOPED_TRACE(fmt::format("round {}, {} tokens, {} ranks", round, tokens, p.n_ranks));
+    const int n = p.n_all(), n_active = Parcels::kActive;
+    const ChooseRanksArgs choice = p.choice();
+    choose_ranks(stream, choice);
+    EXPECT_EQ(p.counts_there->values(stream), p.counts);
+    const std::vector<int32_t> slots = p.slots_there->values(stream);
+    EXPECT_TRUE(std::equal(p.slots.begin(), p.slots.end(), slots.begin()));
+
+    const OnGpuBuffer<std::byte> packed((n + 1) * p.shape.bytes());
+    pack_parcels(stream, {.chosen = choice,
+                          .x = {p.x_there->data(), dim},
+                          .weights = {p.weights_there->data(), n_active},
+                          .shape = p.shape,
+                          .out = packed.data()});
+    const OnGpuBuffer<float> x((n + 1) * dim), weights((n + 1) * n_active);
+    const OnGpuBuffer<int32_t> ids((n + 1) * n_active);
+    unpack_parcels(stream, {.parcels = packed.data(),
+                            .rows = n,
+                            .shape = p.shape,
+                            .x = x.data(),
+                            .ids = ids.data(),
+                            .weights = weights.data()});
+    const auto got_x = x.values(stream), got_weights = weights.values(stream);
+    const auto got_ids = ids.values(stream);
+    for (int t = 0; t < tokens; ++t)
+      for (int r = 0; r < p.n_ranks; ++r) {
+        if (p.slots[t * p.n_ranks + r] < 0) continue;
+        const int row = p.place(t, r);
+        for (int c = 0; c < dim; ++c) ASSERT_EQ(got_x[row * dim + c], p.x_of(t, c)) << c;
+        for (int k = 0; k < n_active; ++k) {
+          const bool here = p.rank_of(t, k) == r;
+          EXPECT_EQ(got_ids[row * n_active + k], here ? p.ids[t * n_active + k] : -1);
+          EXPECT_EQ(got_weights[row * n_active + k], here ? p.weights[t * n_active + k] : 0);
+        }
+      }
+    EXPECT_EQ(got_ids[n * n_active], -1) << "as it was: nothing is written behind the rows";
+
+    // Sums that follow each other, or are n_each apart; the order decides the bits.
+    for (const int n_each : {0, tokens + 2}) {
+      const std::vector<float> sums =
+          random_floats(rng, int64_t{n + tokens + 2} * p.n_ranks * dim, 9);
+      const OnGpuBuffer<float> sums_there(stream, sums);
+      std::vector<float> y = random_floats(rng, tokens * dim + 1, 1);
+      const OnGpuBuffer<float> y_there(stream, y);
+      add_sums(stream, {.sums = sums_there.data(),
+                        .slots = p.slots_there->data(),
+                        .counts = p.counts_there->data(),
+                        .y = {y_there.data(), dim},
+                        .n_each = n_each,
+                        .tokens = tokens,
+                        .n_ranks = p.n_ranks,
+                        .dim = dim});
+      for (int t = 0; t < tokens; ++t)
+        for (int c = 0; c < dim; ++c) {
+          float sum = 0;
+          for (int r = 0; r < p.n_ranks; ++r)
+            if (const int slot = p.slots[t * p.n_ranks + r]; slot >= 0)
+              sum += sums[int64_t{n_each > 0 ? r * n_each + slot : p.place(t, r)} * dim + c];
+          y[t * dim + c] += sum;
+        }
+      EXPECT_EQ(y_there.values(stream), y);
+    }
+  }
+}
+
+// A GPU that is its only peer: rows and sums through the window, in recorded steps, in which fewer
+// rows come than there is room for.
+TEST(GpuParcels, CrossWindows) {
+  constexpr int kRooms = 7, kWords = 64;  // rows; bytes of words before them
+  Stream stream;
+  std::mt19937 rng(6);
+  const Parcels p(stream, rng, 1, true, 5, 40);
+  const int dim = p.shape.dim, n_active = Parcels::kActive;
+  const int64_t sums_at = kWords + kRooms * p.shape.bytes();
+  PeerWindows window(sums_at + int64_t{kRooms} * dim * 4);
+  const PeerWindows::Handle handle = window.handle();
+  window.open(std::span(&handle, 1), 0);
+  const OnGpuBuffer<uint32_t> signals(4);
+  const Buffer passed(8, Site::kMapped);
+  const OnGpuBuffer<float> x(kRooms * dim), weights(kRooms * n_active), sums(kRooms * dim);
+  const OnGpuBuffer<int32_t> ids(kRooms * n_active);
+  const std::vector<float> zeros(p.tokens * dim);
+  const OnGpuBuffer<float> y(stream, zeros);
+  const auto* const words = reinterpret_cast<const uint32_t*>(window.own());
+  const auto* const count = reinterpret_cast<const int32_t*>(window.own());
+  const auto signal = [&](int number, const int32_t* counts) {
+    signal_peers(stream, {.peers = window.addresses(),
+                          .word = 4 * (1 + number),
+                          .counts = counts,
+                          .count = 0,
+                          .n_raised = signals.data() + number,
+                          .n_ranks = 1});
+    await_peers(stream, {.words = words + 1 + number,
+                         .n_awaited = signals.data() + 2 + number,
+                         .passed = passed.as<uint32_t>() + number,
+                         .n_ranks = 1});
+  };
+  const auto enqueue = [&](int tokens) {
+    ChooseRanksArgs choice = p.choice();
+    choice.tokens = tokens;
+    choose_ranks(stream, choice);
+    pack_parcels(stream, {.chosen = choice,
+                          .x = {p.x_there->data(), dim},
+                          .weights = {p.weights_there->data(), n_active},
+                          .shape = p.shape,
+                          .peers = window.addresses(),
+                          .offset = kWords});
+    signal(0, p.counts_there->data());
+    unpack_parcels(stream, {.parcels = window.own() + kWords,
+                            .counts = count,
+                            .n_each = kRooms,
+                            .rows = kRooms,
+                            .shape = p.shape,
+                            .x = x.data(),
+                            .ids = ids.data(),
+                            .weights = weights.data()});
+    send_sums(stream, {.sums = {x.data(), dim},
+                       .counts = count,
+                       .n_each = kRooms,
+                       .rows = kRooms,
+                       .dim = dim,
+                       .peers = window.addresses(),
+                       .offset = sums_at});
+    signal(1, nullptr);
+    add_sums(stream, {.sums = reinterpret_cast<const float*>(window.own() + sums_at),
+                      .slots = p.slots_there->data(),
+                      .counts = p.counts_there->data(),
+                      .y = {y.data(), dim},
+                      .n_each = kRooms,
+                      .tokens = tokens,
+                      .n_ranks = 1,
+                      .dim = dim});
+  };
+  const Graph graph = stream.capture([&] { enqueue(p.tokens); });
+  for (int replay = 1; replay <= 3; ++replay) {
+    stream.replay(graph);
+    stream.wait();
+    EXPECT_EQ(passed.as<uint32_t>()[0], uint32_t(replay - 1));
+    EXPECT_EQ(passed.as<uint32_t>()[1], uint32_t(replay - 1));
+  }
+  const std::vector<float> got = y.values(stream);
+  for (int t = 0; t < p.tokens; ++t)
+    for (int c = 0; c < dim; ++c)
+      EXPECT_EQ(got[t * dim + c], p.slots[t] >= 0 ? 3 * p.x_of(t, c) : 0);
+  // Then less comes, and what came before is still in the window.
+  enqueue(2);
+  const std::vector<int32_t> got_ids = ids.values(stream);
+  const auto n = static_cast<int>(
+      std::count_if(p.slots.begin(), p.slots.begin() + 2, [](int slot) { return slot >= 0; }));
+  ASSERT_LT(n, p.counts[0]);
+  for (int i = n * n_active; i < kRooms * n_active; ++i) EXPECT_EQ(got_ids[i], -1);
 }
 
 }  // namespace

@@ -29,6 +29,10 @@ struct Nccl {
                    void* stream);
   int (*reduce_scatter)(const void* in, void* out, size_t n_out, int type, int op, NcclComm comm,
                         void* stream);
+  int (*send)(const void* in, size_t n, int type, int to, NcclComm comm, void* stream);
+  int (*receive)(void* out, size_t n, int type, int from, NcclComm comm, void* stream);
+  int (*group_start)();
+  int (*group_end)();
   const char* (*get_error_string)(int result);
 
   void expect(int result, const char* call) const {
@@ -52,6 +56,9 @@ const Nccl& nccl() {
                           library.find(n.all_gather, "ncclAllGather") &&
                           library.find(n.reduce_scatter, "ncclReduceScatter") &&
                           library.find(n.broadcast, "ncclBroadcast") &&
+                          library.find(n.send, "ncclSend") && library.find(n.receive, "ncclRecv") &&
+                          library.find(n.group_start, "ncclGroupStart") &&
+                          library.find(n.group_end, "ncclGroupEnd") &&
                           library.find(n.get_error_string, "ncclGetErrorString");
     require(complete, "{} lacks functions of NCCL: install NVIDIA's libnccl2", library.name());
     return n;
@@ -125,6 +132,25 @@ void Collectives::reduce_scatter(Stream& stream, float* all, int64_t n) {
                 nccl().reduce_scatter(all, all + impl_->rank * n, static_cast<size_t>(n), kFloat,
                                       kSum, impl_->comm, stream.handle()),
                 "ncclReduceScatter");
+}
+
+// The calls of a group are one operation, so ranks need not send and receive in one order.
+void Collectives::all_to_all(Stream& stream, const Parcels& p) {
+  const auto* sent = static_cast<const int32_t*>(p.sent);
+  auto* received = static_cast<int32_t*>(p.received);
+  nccl().expect(nccl().group_start(), "ncclGroupStart");
+  for (int r = 0; r < impl_->n_ranks; ++r) {
+    const auto n_sent = static_cast<size_t>(p.n_sent[r]);
+    const auto n_received = static_cast<size_t>(p.n_received[r]);
+    if (n_sent > 0)
+      nccl().expect(nccl().send(sent, n_sent, kInt32, r, impl_->comm, stream.handle()), "ncclSend");
+    if (n_received > 0)
+      nccl().expect(nccl().receive(received, n_received, kInt32, r, impl_->comm, stream.handle()),
+                    "ncclRecv");
+    sent += n_sent;
+    received += n_received;
+  }
+  impl_->called(stream, nccl().group_end(), "ncclGroupEnd");
 }
 
 uint64_t Collectives::progress() const {

@@ -47,6 +47,7 @@ struct Counts {
   std::atomic<int64_t> waits = 0;
   std::atomic<int64_t> copies = 0;       // cp.async of 16 bytes that read memory
   std::atomic<int64_t> collectives = 0;  // per lane: shuffles, matrix loads, mma
+  std::atomic<int64_t> sent = 0;         // bytes to other ranks, but for all_reduce and broadcast
 };
 Counts& counts();
 

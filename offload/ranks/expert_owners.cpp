@@ -14,6 +14,19 @@ double work_of(double n_rows) { return std::max<double>(n_rows, kRowsPerRead); }
 
 }  // namespace
 
+RankHosts rank_hosts(const std::vector<int>& host_of_rank, int first) {
+  const auto n = static_cast<int>(host_of_rank.size());
+  const int n_hosts = n > 0 ? *std::max_element(host_of_rank.begin(), host_of_rank.end()) + 1 : 1;
+  if (n_hosts == 1 || n % n_hosts != 0) return {};
+  for (const RankHosts hosts :
+       {RankHosts{0, n / n_hosts}, RankHosts{.first = 0, .n_in_turns = n_hosts}}) {
+    int n_alike = 0;
+    for (int rank = 0; rank < n; ++rank) n_alike += hosts.of(rank) == host_of_rank[rank];
+    if (n_alike == n) return {first, hosts.n_of_host, hosts.n_in_turns};
+  }
+  return {};
+}
+
 size_t ExpertOwners::index(int layer, int expert) const {
   check(layer < n_layers_ && expert >= 0 && expert < n_experts_, "number of an expert");
   return static_cast<size_t>(layer) * n_experts_ + expert;

@@ -22,6 +22,10 @@ constexpr const char* name_of(ReplicaChoice choice) {
   return choice == ReplicaChoice::kNearest ? "nearest" : "least-loaded";
 }
 
+// The hosts of ranks, from rank `first` on. host_of_rank: hosts_of_ranks(). Where ranks neither
+// follow each other on hosts with as many each, nor are dealt to hosts in turns, all are as near.
+RankHosts rank_hosts(const std::vector<int>& host_of_rank, int first);
+
 // Which ranks have each expert of each layer; the same on every rank.
 class ExpertOwners {
  public:

@@ -112,6 +112,15 @@ void require_workers_as_placed(const ModelOptions& options, const Subject& subje
   require_workers_have(placement, *layer);
 }
 
+// The devices of a placement that name GPUs are those of ranks that follow each other on hosts.
+void require_ranks_in_order(const Subject& subject, const std::string& placement) {
+  const std::vector<int>& hosts = subject.host_of_rank;
+  require(std::is_sorted(hosts.begin(), hosts.end()),
+          "{} places parts on the GPUs of hosts, whose ranks do not follow each other: start them "
+          "with --map-by slot instead of --map-by node",
+          placement);
+}
+
 std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
                                           bool with_gpu) {
   if (options.placement.empty()) return {};
@@ -120,6 +129,7 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       "both --placement and --experts {}: the placement sets the format of experts; leave one out",
       options.experts ? format_name(*options.experts) : "");
   const Placement placement = placement_from_file(options.placement);
+  if (with_gpu) require_ranks_in_order(subject, options.placement);
   ExecutedParts parts =
       executed_parts(subject.config, machine_of(subject, with_gpu), placement, subject.rank);
   if (subject.rank.n_ranks == 1) require_workers_as_placed(options, subject, placement);
@@ -297,6 +307,34 @@ ExpertsLayout fit_beside(Elsewhere elsewhere, const FitRequest& request, const H
   }
 }
 
+// Replicas have tokens of their own.
+void require_rows_of_replicas(const ModelOptions& options, BackboneGrid grid) {
+  require(grid.n_replicas == 1 || options.dispatch != ExpertDispatch::kAllReduce,
+          "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
+          "auto, gather, all-to-all or low-latency",
+          grid.n_replicas);
+}
+
+// Where a CPU computes some experts, or experts are sliced among all GPUs, all rows go to all
+// ranks. GPUs write into each other's memory on one host.
+void require_dispatch_on_gpu(const ModelOptions& options, const Subject& subject, BackboneGrid grid,
+                             const GpuParts& parts) {
+  const std::optional<ExchangeMode> mode = exchange_mode(options.dispatch);
+  require(grid.n_replicas > 1 || !mode,
+          "--ep-dispatch {}: the GPUs of one replica add up their sums by all-reduce: leave it "
+          "out, or use --device cpu",
+          name_of(options.dispatch));
+  require_rows_of_replicas(options, grid);
+  require(!mode || *mode == ExchangeMode::kGather || (all_on_gpu(parts) && !parts.expert_columns),
+          "--ep-dispatch {}: {}, so all rows go to all ranks: leave it out",
+          name_of(options.dispatch),
+          parts.expert_columns ? "experts are sliced among all GPUs" : "the CPU has some experts");
+  require(mode != ExchangeMode::kLowLatency ||
+              hosts_of_stage(subject.host_of_rank, grid, subject.rank.rank).n_hosts() == 1,
+          "--ep-dispatch low-latency: the GPUs are on several hosts: choose auto, gather or "
+          "all-to-all");
+}
+
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
                    const GpuShare& share, Decision& decision) {
   require(options.dense_products == DenseProducts::kTandem,
@@ -304,11 +342,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "cpu",
           name_of(options.dense_products));
   const bool has_replicas = decision.parts.grid.n_replicas > 1;
-  const ExpertDispatch here = has_replicas ? ExpertDispatch::kGather : ExpertDispatch::kAllReduce;
-  require(options.dispatch == ExpertDispatch::kAuto || options.dispatch == here,
-          "--ep-dispatch {}: the GPUs of {} exchange rows by {}: leave it out, or use --device cpu",
-          name_of(options.dispatch), has_replicas ? "several replicas" : "one replica",
-          name_of(here));
+  require_dispatch_on_gpu(options, subject, decision.parts.grid, share.parts);
   require_routing_of_one_replica(options, decision);
   require(options.replica_choice == ReplicaChoice::kNearest,
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
@@ -346,11 +380,7 @@ int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
                    Decision& decision) {
-  const bool divides_rows = decision.parts.grid.n_replicas > 1;
-  require(!divides_rows || options.dispatch != ExpertDispatch::kAllReduce,
-          "--ep-dispatch all-reduce: {} replicas of the backbone have tokens of their own: choose "
-          "auto, gather, all-to-all or low-latency",
-          decision.parts.grid.n_replicas);
+  require_rows_of_replicas(options, decision.parts.grid);
   const bool exchanges = exchanges_rows(options, decision.parts.grid);
   require_exchanged_rows(options, exchanges || !subject.on_workers.empty(), exchanges);
   require_routing_of_one_replica(options, decision);
@@ -480,6 +510,7 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .replicated_experts = has_replicas(decision.parts),
           .moves_experts = options.moves_experts,
           .micro_batches = exchanged_micro_batches(options),
+          .exchange = exchange_mode(options.dispatch),
           .patience = rank_patience(options.workers, GpuModelOptions().patience)};
 }
 

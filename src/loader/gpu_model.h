@@ -15,7 +15,7 @@
 #include "offload/cpu_experts.h"
 #include "offload/parts/fit.h"
 #include "offload/plan/workload.h"
-#include "offload/ranks/expert_owners.h"
+#include "offload/ranks/expert_exchange.h"
 #include "offload/timeline.h"
 #include "scheduling/output_thread.h"
 
@@ -33,6 +33,9 @@ struct GpuModelOptions {
   bool replicated_experts = false;          // several ranks have the same expert
   bool moves_experts = false;               // mover()
   int micro_batches = 1;                    // of steps of replicas, or ExpertPool::kMeasured
+  // How rows of replicas travel; nothing: what is faster.
+  std::optional<ExchangeMode> exchange = {};
+  bool on_one_host = true;  // the ranks of the stage
   bool records = true;                      // decode steps are recorded as graphs
   LoadProgress progress = {};
   // How long the CPU waits for the GPU, which waits for other ranks.
@@ -75,6 +78,8 @@ class GpuModel {
   // call it, after add_cpu_experts(). The owners outlive the object. Throws Error where the GPUs
   // cannot be connected.
   virtual void join(Group& ranks, const ExpertOwners& owners) = 0;
+  // After join(): how rows of replicas travel, in a line; empty: there is one replica.
+  virtual std::string ways_of_rows() const = 0;
   // For options that move experts; the last call before the first step. What the parts refer to
   // outlives the mover.
   virtual std::unique_ptr<ExpertMover> mover(GpuMoverParts parts) = 0;

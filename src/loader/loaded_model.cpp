@@ -256,7 +256,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   if (options.count_experts) model_->count_experts();
   if (mover_) model_->use(mover_.get());
   expert_homes_ = tandem::expert_homes(config_, decision.parts);
-  expert_homes_.n_of_host = options.ranks.n_of_host;
+  expert_homes_.n_of_host = rank_hosts(host_of_rank_, 0).n_of_host;
 }
 
 // Ranks take the CPU if the GPU of one of them does not take its part.
@@ -321,6 +321,9 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   const bool shares = !all_on_gpu(*parts.gpu);
   GpuModelOptions gpu = gpu_options(options, decision);
   gpu.n_threads = topology_.n_cores();
+  if (const Group* const group = options.ranks.group)
+    gpu.on_one_host =
+        hosts_of_stage(host_of_rank_, decision.parts.grid, group->rank()).n_hosts() == 1;
   gpu.progress = progress;
   gpu_ = load_gpu_model(*checkpoint.store, checkpoint.stored, config_, gpu, *parts.gpu);
   report_ = gpu_->report();
@@ -355,6 +358,8 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
 void LoadedModel::join_ranks(const ModelOptions& options) {
   Group& group = *options.ranks.group;
   gpu_->join(group, *owners_);
+  const std::string ways = gpu_->ways_of_rows();
+  if (!ways.empty()) options.note("rows of experts: " + ways);
   const auto patience = std::chrono::duration_cast<std::chrono::seconds>(
       rank_patience(options.workers, kGpuPatience));
   rank_watch_ = std::make_unique<ProgressWatch>([this] { return gpu_->progress(); }, patience,
@@ -505,21 +510,13 @@ void LoadedModel::start_mover(const Source& source, const Decision& decision,
                                              std::move(thread));
 }
 
-// All ranks call it. Where hosts have different numbers of ranks, none is taken for near.
 void LoadedModel::set_owners(const ModelOptions& options, const Decision& decision) {
   Group& group = *options.ranks.group;
   const BackboneGrid grid = decision.parts.grid;
   const int n_of_stage = grid.n_of_stage();
-  const int n_of_host = options.simulated_hosts.empty()
-                            ? options.ranks.n_of_host
-                            : options.simulated_hosts[host_of_rank_[group.rank()]];
-  std::vector<int> n_of_hosts(group.size());
-  group.all_gather_values(n_of_host, std::span(n_of_hosts));
-  const bool alike = std::count(n_of_hosts.begin(), n_of_hosts.end(), n_of_host) == group.size();
-  const RankHosts hosts = {grid.stage_of(group.rank()) * n_of_stage, n_of_host};
+  const RankHosts hosts = rank_hosts(host_of_rank_, grid.stage_of(group.rank()) * n_of_stage);
   owners_ = std::make_unique<ExpertOwners>(owners_of(decision.parts.ranks_of_expert, config_,
-                                                     n_of_stage, alike ? hosts : RankHosts(),
-                                                     options.replica_choice));
+                                                     n_of_stage, hosts, options.replica_choice));
 }
 
 // Rows travel as BF16 where the experts of all ranks round them to that anyway.

@@ -19,6 +19,10 @@ class CudaDevice final : public Device {
   // For ranks, which must forget the same recordings: only their number is limited.
   static constexpr int64_t kAnyBytes = std::numeric_limits<int64_t>::max();
 
+  // Steps with more tokens of a replica are never recorded: their kernels take longer than their
+  // launches, so recording would gain nothing.
+  static constexpr int kMaxRecordedTokens = 32;
+
   // The stream outlives the object. With `records`, decode steps are recorded as graphs, of which
   // those used last are kept.
   CudaDevice(gpu::Stream& stream, bool records, int64_t recorded_bytes = kRecordedBytes)
@@ -28,7 +32,8 @@ class CudaDevice final : public Device {
   // a thread of their own. A launch may wait for room in the driver's queue until kernels of the
   // same graph have ended, and these may wait for the thread that would launch.
   void launch_beside_follow() { launcher_ = std::make_unique<BackgroundThread>(); }
-  // For GPUs that must not wait for the CPU: every step is launched kernel by kernel.
+  // Every step is launched kernel by kernel: for GPUs that must not wait for the CPU, and for steps
+  // of which the host learns the sizes.
   void record_nothing() { records_ = false; }
 
   // The GPUs of these ranks compute together. The object must outlive this one.
@@ -51,8 +56,6 @@ class CudaDevice final : public Device {
   int n_early_of_last_step() const { return n_early_of_last_step_; }
 
  private:
-  // The kernels of larger steps take longer than their launches, so recording would gain nothing.
-  static constexpr int kMaxRecordedTokens = 32;
   static constexpr size_t kMaxRecorded = 256;
   struct Recorded {
     gpu::Graph graph;

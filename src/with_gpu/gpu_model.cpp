@@ -6,7 +6,7 @@
 #include "core/clock.h"
 #include "loader/grid_groups.h"
 #include "model/checkpoint.h"
-#include "offload/gpu/cuda_gathered_experts.h"
+#include "offload/gpu/cuda_exchanged_experts.h"
 #include "offload/gpu/cuda_rank_experts.h"
 #include "offload/gpu/cuda_replicas.h"
 #include "offload/gpu/cuda_routing_recorder.h"
@@ -23,6 +23,16 @@ namespace {
 // Experts of other ranks' rows are computed by the GPU alone in a step that is divided.
 int micro_batches_of(const GpuModelOptions& options, const GpuParts& parts) {
   return all_on_gpu(parts) ? options.micro_batches : 1;
+}
+
+// How rows of replicas are to travel.
+CudaWaysAsked ways_asked(const GpuModelOptions& options, const GpuParts& parts) {
+  return {.mode = options.exchange,
+          .sends_parcels = all_on_gpu(parts) && !parts.expert_columns,
+          .on_one_host = options.on_one_host,
+          .grid = options.grid.of_stage(),
+          .max_tokens = options.max_tokens,
+          .micro_batches = micro_batches_of(options, parts)};
 }
 
 bool any_on_gpu(const GpuParts& parts) {
@@ -68,14 +78,13 @@ int64_t bytes_beside_weights(const ModelWeights& stored, const ModelConfig& conf
          (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, n) : 0) +
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, n) : 0) +
          (parts.on_other_ranks.empty() ? 0 : ExpertPlaces::bytes_for(config, n)) +
-         (options.replicated_experts
-              ? CudaReplicas::bytes_for(config.n_all_layers(), config.router.n_experts,
-                                        options.grid.n_of_stage(), n, config.router.n_active)
+         (options.replicated_experts || options.grid.n_replicas > 1
+              ? CudaOwners::bytes_for(config.n_all_layers(), config.router.n_experts,
+                                      options.grid.n_of_stage())
               : 0) +
-         (options.grid.n_replicas > 1
-              ? CudaGatheredExperts::bytes_for(config, options.grid.of_stage(), options.max_tokens,
-                                               micro_batches_of(options, parts))
-              : 0) +
+         (options.grid.n_replicas > 1  ? cuda_ways_bytes(config, ways_asked(options, parts))
+          : options.replicated_experts ? CudaReplicas::bytes_for(n, config.router.n_active)
+                                       : 0) +
          (options.moves_experts ? GpuExpertSlots::bytes_for(stored, spare_experts(parts)) : 0) +
          DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, kv_tokens, options.cache_type,
@@ -108,8 +117,9 @@ class Loaded final : public GpuModel {
          const GpuModelOptions& options, const GpuParts& parts)
       : config_(config),
         max_tokens_(options.max_tokens),
+        fp8_activations_(options.fp8_activations),
         expert_tokens_(options.expert_tokens()),
-        exchanged_micro_batches_(micro_batches_of(options, parts)),
+        ways_(ways_asked(options, parts)),
         grid_(options.grid),
         stream_from_(parts.stream_from_tokens),
         micro_batches_from_(parts.micro_batches_from_sequences),
@@ -138,7 +148,7 @@ class Loaded final : public GpuModel {
   Device& device() override { return device_; }
   Ops& ops() override { return *ops_; }
   ExpertPool& experts() override {
-    if (gathered_) return *gathered_;
+    if (exchanged_) return *exchanged_;
     if (replicas_) return *replicas_;
     if (hybrid_) return *hybrid_;
     if (rank_experts_) return *rank_experts_;
@@ -154,30 +164,22 @@ class Loaded final : public GpuModel {
     if (groups.before()) before_ = connected(*groups.before());
     if (groups.after()) after_ = connected(*groups.after());
     ops_->use_stages(before_.get(), after_.get());
-    if (owners.has_replicas())
-      replicas_ = std::make_unique<CudaReplicas>(
-          CudaReplicas::Parts{owners, stage_->rank(), stage_->n_ranks(), grid_.n_replicas > 1,
-                              experts(), stream_},
-          expert_tokens_, config_.router.n_active);
-    if (grid_.n_replicas == 1) return;
-    network_ = std::make_unique<gpu::Stream>();
-    gathered_ = std::make_unique<CudaGatheredExperts>(
-        config_,
-        CudaGatheredExperts::Parts{.ranks = *stage_,
-                                   .grid = grid_.of_stage(),
-                                   .mine = experts(),
-                                   .mine_on_gpu = hybrid_ == nullptr,
-                                   .micro_batches = exchanged_micro_batches_,
-                                   .stream = stream_,
-                                   .network = *network_},
-        max_tokens_);
+    if (owners.has_replicas() || grid_.n_replicas > 1)
+      owners_ = std::make_unique<CudaOwners>(owners, stage_->rank(), stage_->n_ranks(), stream_);
+    if (grid_.n_replicas > 1)
+      exchange_rows(groups.stage());
+    else if (owners_)
+      replicas_ = std::make_unique<CudaReplicas>(*owners_, experts(), expert_tokens_,
+                                                 config_.router.n_active);
   }
+  std::string ways_of_rows() const override { return exchanged_ ? exchanged_->ways().said() : ""; }
   // A rank that waits for its stage's or for another stage.
   WorkProgress progress() const override {
     if (!stage_) return {};
     uint64_t passed = 0;
     for (const auto* others : {&stage_, &replica_, &before_, &after_})
       if (*others) passed += (*others)->progress();
+    if (exchanged_) passed += exchanged_->progress();
     return {stage_->has_work(), passed};
   }
   void add_cpu_experts(CpuExperts& experts, ExpertPool* workers, Timeline* timeline) override {
@@ -218,7 +220,7 @@ class Loaded final : public GpuModel {
       if (rank_experts_) rank_experts_->moved(layer, places);
     };
     const auto owners = [this] {
-      if (replicas_) replicas_->read_owners();
+      if (owners_) owners_->read();
     };
     auto slots = std::make_unique<GpuExpertSlots>(
         parts.checkpoint, config_, weights_,
@@ -237,10 +239,13 @@ class Loaded final : public GpuModel {
  private:
   void load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
             const GpuParts& parts);
+  void exchange_rows(Group& stage);
 
   const ModelConfig& config_;
-  const int max_tokens_, expert_tokens_;
-  const int exchanged_micro_batches_;  // of replicas
+  const int max_tokens_;
+  const bool fp8_activations_;
+  const int expert_tokens_;
+  CudaWaysAsked ways_;  // of replicas
   const BackboneGrid grid_;
   const int stream_from_, micro_batches_from_;
   const std::chrono::duration<double> patience_;
@@ -263,9 +268,34 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<CudaRankExperts> rank_experts_;  // null: no other rank, or experts on the CPU
   std::unique_ptr<HybridExperts> hybrid_;          // null: all experts are on the GPU
-  std::unique_ptr<CudaReplicas> replicas_;         // null: every expert is on one rank
-  std::unique_ptr<CudaGatheredExperts> gathered_;  // null: one replica
+  std::unique_ptr<CudaOwners> owners_;      // null: one replica, and every expert is on one rank
+  std::unique_ptr<CudaReplicas> replicas_;  // null: one of both
+  std::unique_ptr<CudaExchangedExperts> exchanged_;  // null: one replica
 };
+
+// Parcels have rows in BF16 where the experts of all ranks round them to that. An emulated GPU
+// measures nothing.
+void Loaded::exchange_rows(Group& stage) {
+  network_ = std::make_unique<gpu::Stream>();
+  ways_.sends_parcels = least_on_all(stage, ways_.sends_parcels) > 0;
+  ways_.measures = !gpu_info_.emulated;
+  const CudaExchange::Parts parts = {.config = config_,
+                                     .ranks = *stage_,
+                                     .owners = *owners_,
+                                     .stream = stream_,
+                                     .network = *network_,
+                                     .sends_bf16 = ways_.sends_parcels && !fp8_activations_};
+  CudaWays ways = choose_cuda_ways(parts, stage, ways_);
+  if (!can_record(ways.decode ? ways.mode_of_decode : ways.mode_of_prompts))
+    device_.record_nothing();
+  exchanged_ = std::make_unique<CudaExchangedExperts>(
+      CudaExchangedExperts::Parts{.ranks = *stage_,
+                                  .grid = ways_.grid,
+                                  .mine = experts(),
+                                  .mine_on_gpu = hybrid_ == nullptr,
+                                  .micro_batches = ways_.micro_batches},
+      std::move(ways));
+}
 
 // FP8 activations need weights in FP8 blocks.
 void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {

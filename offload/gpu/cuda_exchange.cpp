@@ -1,0 +1,20 @@
+#include "offload/gpu/cuda_exchange.h"
+
+namespace tandem {
+
+std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
+                                                 const CudaExchange::Parts& parts, Group& group,
+                                                 int64_t max_rows) {
+  if (mode == ExchangeMode::kGather) return make_cuda_gather(parts, max_rows);
+  if (mode == ExchangeMode::kAllToAll) return make_cuda_all_to_all(parts, max_rows);
+  return make_cuda_low_latency(parts, group, max_rows);
+}
+
+int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, int n_ranks,
+                            int64_t max_rows) {
+  if (mode == ExchangeMode::kGather) return cuda_gather_bytes(config, n_ranks, max_rows);
+  if (mode == ExchangeMode::kAllToAll) return cuda_all_to_all_bytes(config, n_ranks, max_rows);
+  return cuda_low_latency_bytes(config, n_ranks, max_rows);
+}
+
+}  // namespace tandem

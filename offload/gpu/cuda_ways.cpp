@@ -1,0 +1,148 @@
+#include "offload/gpu/cuda_ways.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+
+#include "comm/agreement.h"
+#include "core/clock.h"
+#include "model/micro_batches.h"
+#include "ops/router.h"
+
+namespace tandem {
+namespace {
+
+// Of a rank in all micro-batches of a step together. They are of equal size, but each may have the
+// rest of a whole sequence more.
+int64_t most_rows(BackboneGrid grid, int max_tokens, int micro_batches) {
+  const int n = micro_batches == ExpertPool::kMeasured ? kMaxMicroBatches : micro_batches;
+  if (n == 1) return grid.most_tokens(max_tokens) / grid.n_ranks();
+  return int64_t{n} * grid.most_tokens(most_tokens_of(n - 1, max_tokens)) / grid.n_ranks();
+}
+
+int64_t rows_of_prompts(const CudaWaysAsked& a) {
+  return most_rows(a.grid, a.max_tokens, a.micro_batches);
+}
+int64_t rows_of_decode(const CudaWaysAsked& a) {
+  return most_rows(a.grid, std::min(a.max_tokens, CudaWays::kDecodeTokens), a.micro_batches);
+}
+
+// Tokens of a rank on its GPU, whose routing is random.
+class RandomRows {
+ public:
+  RandomRows(const CudaExchange::Parts& parts, int64_t n)
+      : x_(n * parts.config.dim * 4, gpu::Site::kDevice),
+        ids_(n * parts.config.router.n_active * 4, gpu::Site::kMapped),
+        weights_(ids_.bytes(), gpu::Site::kMapped) {
+    const ModelConfig& c = parts.config;
+    std::mt19937 random(parts.ranks.rank());
+    const std::vector<int32_t> ids = random_experts(c.router, static_cast<int>(n), random);
+    std::copy(ids.begin(), ids.end(), ids_.as<int32_t>());
+    std::fill_n(weights_.as<float>(), ids.size(), 1.f);
+    const int64_t n_active = c.router.n_active;
+    batch_ = {.layer = c.n_layers - 1,
+              .x = {x_.as<float>(), n, c.dim, c.dim},
+              .routing = {{ids_.as<int32_t>(), n, n_active, n_active, DType::kI32},
+                          {weights_.as<float>(), n, n_active, n_active}}};
+  }
+  const ExpertBatch& batch() const { return batch_; }
+
+ private:
+  const gpu::Buffer x_, ids_, weights_;
+  ExpertBatch batch_;
+};
+
+// The time of a layer's exchange, the same number on all ranks.
+double seconds_of(CudaExchange& exchange, const CudaExchange::Parts& parts, Group& group,
+                  int64_t n_rows) {
+  constexpr int kRounds = 5;
+  const RandomRows rows(parts, n_rows);
+  const CudaLane lane = {.n_of_rank = n_rows};
+  double least = 0;
+  for (int round = 0; round <= kRounds; ++round) {
+    group.barrier();
+    const auto start = Clock::now();
+    exchange.send(lane, rows.batch());
+    exchange.send_counted(lane);
+    exchange.arrived(lane);
+    exchange.send_back(lane);
+    exchange.add_to(lane, rows.batch().x);
+    parts.stream.wait();
+    const double seconds = seconds_since(start);
+    if (round == 1 || (round > 1 && seconds < least)) least = seconds;  // the first one connects
+  }
+  std::vector<double> of_ranks(parts.ranks.n_ranks());
+  group.all_gather_values(least, std::span(of_ranks));
+  return *std::max_element(of_ranks.begin(), of_ranks.end());
+}
+
+struct Chosen {
+  ExchangeMode mode;
+  std::unique_ptr<CudaExchange> exchange;
+};
+
+// The fastest of the modes that the GPUs can use, or the first of these. The memory of what was
+// measured before is free again.
+Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const ExchangeMode> modes,
+              bool measures, int64_t n_rows) {
+  std::optional<ExchangeMode> best;
+  double best_seconds = 0;
+  for (const ExchangeMode mode : modes) {
+    std::unique_ptr<CudaExchange> exchange;
+    try {
+      exchange = make_cuda_exchange(mode, parts, group, n_rows);
+    } catch (const AgreedError& error) {  // a GPU cannot reach another one's memory
+      if (error.while_running) throw;
+      continue;
+    }
+    if (!measures) return {mode, std::move(exchange)};
+    const double seconds = seconds_of(*exchange, parts, group, n_rows);
+    group.barrier();  // windows are freed once all ranks have written
+    if (best && seconds >= best_seconds) continue;
+    best = mode;
+    best_seconds = seconds;
+  }
+  return {*best, make_cuda_exchange(*best, parts, group, n_rows)};
+}
+
+constexpr ExchangeMode kOfPrompts[] = {ExchangeMode::kAllToAll, ExchangeMode::kGather};
+constexpr ExchangeMode kOfDecode[] = {ExchangeMode::kLowLatency, ExchangeMode::kGather};
+constexpr ExchangeMode kOnlyGather[] = {ExchangeMode::kGather};
+
+}  // namespace
+
+std::string CudaWays::said() const {
+  return fmt::format("prompts by {}, decode by {}", name_of(mode_of_prompts),
+                     name_of(mode_of_decode));
+}
+
+CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
+                          const CudaWaysAsked& asked) {
+  const int64_t n = rows_of_prompts(asked);
+  if (asked.mode || !asked.sends_parcels) {
+    const ExchangeMode mode = asked.mode.value_or(ExchangeMode::kGather);
+    return {mode, mode, make_cuda_exchange(mode, parts, group, n), nullptr};
+  }
+  Chosen prompts = choose(parts, group, kOfPrompts, asked.measures, n);
+  const auto of_decode = asked.on_one_host ? std::span<const ExchangeMode>(kOfDecode)
+                                           : std::span<const ExchangeMode>(kOnlyGather);
+  Chosen decode = choose(parts, group, of_decode, asked.measures, rows_of_decode(asked));
+  if (decode.mode == prompts.mode) decode.exchange.reset();
+  return {prompts.mode, decode.mode, std::move(prompts.exchange), std::move(decode.exchange)};
+}
+
+int64_t cuda_ways_bytes(const ModelConfig& config, const CudaWaysAsked& asked) {
+  const auto most_of = [&](std::span<const ExchangeMode> modes, int64_t n_rows) {
+    int64_t most = 0;
+    for (const ExchangeMode mode : modes)
+      most = std::max(most, cuda_exchange_bytes(mode, config, asked.grid.n_ranks(), n_rows));
+    return most;
+  };
+  const int64_t n = rows_of_prompts(asked);
+  if (asked.mode) return most_of(std::span(&*asked.mode, 1), n);
+  if (!asked.sends_parcels) return most_of(kOnlyGather, n);
+  return most_of(kOfPrompts, n) + most_of(kOfDecode, rows_of_decode(asked));
+}
+
+}  // namespace tandem

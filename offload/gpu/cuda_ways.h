@@ -1,0 +1,41 @@
+// Which forms of exchange the GPUs of replicas use, for prompts and for decode steps.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "offload/gpu/cuda_exchange.h"
+#include "ops/cuda_device.h"
+
+namespace tandem {
+
+struct CudaWays {
+  ExchangeMode mode_of_prompts, mode_of_decode;
+  std::unique_ptr<CudaExchange> prompts;
+  // For steps of up to kDecodeTokens tokens of a replica, which may be recorded; null: as prompts.
+  std::unique_ptr<CudaExchange> decode;
+  static constexpr int kDecodeTokens = CudaDevice::kMaxRecordedTokens;
+  std::string said() const;  // "prompts by all-to-all, decode by low-latency"
+};
+
+// What decides; the same on all ranks.
+struct CudaWaysAsked {
+  // For all steps; nothing: what is faster.
+  std::optional<ExchangeMode> mode = {};
+  // Otherwise all rows go to all ranks: some hand rows down to their CPUs, or experts are sliced
+  // among all GPUs.
+  bool sends_parcels = true;
+  bool on_one_host = true;  // as kLowLatency needs
+  // Whether times decide. Otherwise the bytes that are sent do: those of parcels are always fewer.
+  bool measures = true;
+  BackboneGrid grid = {};
+  int max_tokens = 1, micro_batches = 1;
+};
+
+// All ranks call it, with a group of the same ranks. Throws Error on all ranks where the mode that
+// is asked for needs memory that the GPUs do not share.
+CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
+                          const CudaWaysAsked& asked);
+// Bytes on the GPU that the ways may take.
+int64_t cuda_ways_bytes(const ModelConfig& config, const CudaWaysAsked& asked);
+
+}  // namespace tandem

@@ -1,0 +1,371 @@
+// Experts of GPUs whose rows come from all ranks, in every mode, in one and in several
+// micro-batches: their sums, with batches of unequal sizes and none, recorded or not, experts that
+// several ranks have, ranks without experts, and that rows travel while others are computed. Ranks
+// are threads here, with emulated GPUs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "comm/local_ranks.h"
+#include "core/clock.h"
+#include "gpu_kernels/collectives.h"
+#include "gpu_kernels/emulated/emulator.h"
+#include "gpu_kernels/exchange.h"
+#include "gpu_kernels/parcels.h"
+#include "model/micro_batches.h"
+#include "offload/gpu/cuda_exchanged_experts.h"
+#include "tests/check_close.h"
+#include "tests/gpu_memory.h"
+#include "tests/planner_cases.h"
+#include "tests/replica_tokens.h"
+#include "tests/small_config.h"
+
+namespace tandem::test {
+namespace {
+
+// Every expert on one rank or, in the second layer, on several, where rank 0 has none.
+ExpertOwners owners_of_ranks(const ModelConfig& c, int n_ranks) {
+  ExpertOwners owners(2, c.router.n_experts);
+  for (int e = 0; e < c.router.n_experts; ++e) {
+    owners.add(0, e, e % n_ranks);
+    for (int rank = 1; rank < n_ranks; ++rank)
+      if (e % 3 == 0 || e % (n_ranks - 1) == rank - 1) owners.add(1, e, rank);
+  }
+  return owners;
+}
+
+// Computes the experts that the rank has, in the order of the stream. Only by gather do rows come
+// with ids of experts that it does not have.
+class EnqueuedExperts final : public ExpertPool {
+ public:
+  EnqueuedExperts(gpu::Stream& stream, const ExpertOwners& owners, int rank)
+      : stream_(stream), owners_(owners), rank_(rank) {}
+  void add_to(Ticket ticket, TensorView y) override {
+    EXPECT_EQ(ticket, batch_.micro_batch);
+    stream_.run_on_host([this, batch = batch_, y] {
+      const int64_t rows_of_source = std::max<int64_t>(1, y.rows / owners_.n_ranks());
+      for (int64_t t = 0; t < y.rows; ++t)
+        for (int64_t k = 0; k < batch.routing.ids.cols; ++k) {
+          if (int32_t& e = batch.routing.ids.row<int32_t>(t)[k]; e >= 0 && !has(batch.layer, e)) {
+            EXPECT_TRUE(gathers) << "expert " << e;
+            e = -1;
+          } else if (const auto source = static_cast<int>(t / rows_of_source);
+                     gathers && e >= 0 && has(batch.layer, e, source)) {
+            EXPECT_EQ(source, rank_) << "the rank that has the row is the nearest";
+          }
+        }
+      add_multiplied(batch, y);
+    });
+  }
+
+  bool gathers = false;
+
+ private:
+  Ticket start(const ExpertBatch& batch) override {
+    EXPECT_GT(batch.x.rows, 0);
+    batch_ = batch;
+    return batch.micro_batch;
+  }
+  bool has(int layer, int expert) const { return has(layer, expert, rank_); }
+  bool has(int layer, int expert, int rank) const {
+    return std::ranges::count(owners_.ranks(layer, expert), rank) > 0;
+  }
+  gpu::Stream& stream_;
+  const ExpertOwners& owners_;
+  const int rank_;
+  ExpertBatch batch_ = {};
+};
+
+// A replica's tokens on a GPU.
+class TokensOnGpu {
+ public:
+  TokensOnGpu(gpu::Stream& stream, const ReplicaTokens& tokens)
+      : stream_(stream),
+        n_(std::ssize(tokens.numbers)),
+        dim_(tokens.dim),
+        n_active_(tokens.n_active),
+        x_(gpu::on_gpu(stream, tokens.x)),
+        ids_(gpu::on_gpu(stream, tokens.ids)),
+        weights_(gpu::on_gpu(stream, tokens.weights)),
+        y_(gpu::on_gpu(stream, std::vector<float>(tokens.x.size(), 1))) {}
+  ExpertBatch experts(int layer, int micro_batch, int first, int n) const {
+    const TensorView ids{ids_.as<int32_t>(), n_, n_active_, n_active_, DType::kI32};
+    const TensorView weights{weights_.as<float>(), n_, n_active_, n_active_};
+    return {.layer = layer,
+            .x = matrix(x_).rows_from(first, n),
+            .routing = {ids.rows_from(first, n), weights.rows_from(first, n)},
+            .first_row = first,
+            .micro_batch = micro_batch};
+  }
+  TensorView y(int first, int n) const { return matrix(y_).rows_from(first, n); }
+  std::vector<float> y() const { return gpu::from_gpu<float>(stream_, y_); }
+
+ private:
+  TensorView matrix(const gpu::Buffer& of) const { return {of.as<float>(), n_, dim_, dim_}; }
+  gpu::Stream& stream_;
+  const int64_t n_, dim_, n_active_;
+  const gpu::Buffer x_, ids_, weights_, y_;
+};
+
+// A rank's GPU with its pool. `host` connects the ranks.
+struct RankOfGpus {
+  RankOfGpus(Group& host, const ModelConfig& c, const CudaWaysAsked& asked)
+      : ranks(connect(host)),
+        owners(owners_of_ranks(c, host.size())),
+        owners_there(owners, host.rank(), host.size(), stream),
+        mine(stream, owners, host.rank()),
+        pool({ranks, asked.grid, mine, true, asked.micro_batches},
+             choose_cuda_ways({c, ranks, owners_there, stream, network, true}, host, asked)) {
+    mine.gathers = pool.ways().mode_of_prompts == ExchangeMode::kGather;
+  }
+  static gpu::Collectives connect(Group& host) {
+    gpu::Collectives::Id id = {};
+    if (host.rank() == 0) id = gpu::Collectives::make_id();
+    host.broadcast(std::as_writable_bytes(std::span(id)), 0);
+    return {id, host.rank(), host.size()};
+  }
+  gpu::Stream stream, network;
+  gpu::Collectives ranks;
+  const ExpertOwners owners;
+  const CudaOwners owners_there;
+  EnqueuedExperts mine;
+  CudaExchangedExperts pool;
+};
+
+// Whether a step of these replicas has the sums of its tokens, in so many micro-batches.
+void expect_sums(RankOfGpus& gpu, const ModelConfig& c, BackboneGrid grid, Group& group,
+                 const std::vector<std::vector<int>>& step, int n, bool records, int layer) {
+  std::vector<ReplicaTokens> tokens;
+  std::vector<Batch> batches;
+  for (int r = 0; r < grid.n_replicas; ++r)
+    tokens.emplace_back(c, step[r], static_cast<unsigned>(n * 10 + r));
+  for (const ReplicaTokens& of : tokens) batches.push_back(of.batch());
+  const int rank = group.rank();
+  const ReplicaTokens& own = tokens[grid.replica_of(rank)];
+  const MicroBatchCuts cuts = micro_batch_cuts(own.batch(), n);
+  const TokensOnGpu there(gpu.stream, own);
+  const auto size = [&](int i) { return cuts[i + 1] - cuts[i]; };
+  gpu.pool.begin_step(batches, n);
+  const auto enqueue = [&] {
+    for (int i = 0; i < n; ++i) {
+      EXPECT_EQ(gpu.pool.submit(there.experts(layer, i, cuts[i], size(i))), i);
+      EXPECT_EQ(gpu.pool.waits(i), n > 1);
+    }
+    for (int i = 0; i < n; ++i) gpu.pool.serve(i);
+    for (int i = 0; i < n; ++i) gpu.pool.add_to(i, there.y(cuts[i], size(i)));
+  };
+  if (records) {
+    const gpu::Graph graph = gpu.stream.capture(enqueue);
+    gpu.stream.replay(graph);
+    gpu.stream.wait();
+  } else {
+    enqueue();
+    gpu.stream.wait();
+  }
+  std::vector<float> want = own.sums();
+  if (grid.tp > 1) {  // the ranks of a replica have a part of its sums each
+    const std::vector<float> all = want;
+    want.assign(all.size(), 1);
+    for (int i = 0; i < n; ++i) {
+      const auto [first, count] = grid.tokens_of(rank, size(i));
+      const int64_t begin = (cuts[i] + first) * own.dim;
+      std::copy_n(all.begin() + begin, count * own.dim, want.begin() + begin);
+    }
+  }
+  if (!want.empty()) expect_close(there.y(), want, 1e-5 * largest(want));
+  group.barrier();  // freeing memory waits for the streams of all ranks of this process
+}
+
+// Whether the pool's device may record the step.
+bool may_record(const CudaWays& ways, const std::vector<std::vector<int>>& step, int n_replicas) {
+  if (!ways.decode) return can_record(ways.mode_of_prompts);
+  return std::all_of(step.begin(), step.begin() + n_replicas, [](const std::vector<int>& tokens) {
+    return std::accumulate(tokens.begin(), tokens.end(), 0) <= CudaWays::kDecodeTokens;
+  });
+}
+
+constexpr BackboneGrid kGrids[] = {{2, 1}, {3, 1}, {2, 2}};
+
+// Nothing: other modes for prompts and decode.
+class ExchangedExpertsOfGpus : public testing::TestWithParam<std::optional<ExchangeMode>> {};
+
+TEST_P(ExchangedExpertsOfGpus, AddTheSameSumsInMicroBatches) {
+  const ModelConfig c = small_config();
+  for (const BackboneGrid grid : kGrids)
+    for (const int most : {1, 3, int{ExpertPool::kMeasured}}) {
+      SCOPED_TRACE(
+          fmt::format("{} replicas, tp {}, {} micro-batches", grid.n_replicas, grid.tp, most));
+      run_local_ranks({grid.n_ranks()}, [&](Group& group) {
+        RankOfGpus gpu(group, c,
+                       {.mode = GetParam(),
+                        .measures = false,
+                        .grid = grid,
+                        .max_tokens = kMaxLaneTokens,
+                        .micro_batches = most});
+        EXPECT_EQ(gpu.pool.micro_batches({}, false), most);
+        int n_steps = 0;
+        for (const auto& step : kLaneSteps)
+          for (const int n : {1, 2, 3, 4})
+            for (const bool records : {false, true})
+              if ((n == most || most == ExpertPool::kMeasured) &&
+                  (!records || may_record(gpu.pool.ways(), step, grid.n_replicas))) {
+                expect_sums(gpu, c, grid, group, step, n, records, n_steps++ / 2 % 2);
+                group.barrier();
+              }
+      });
+    }
+}
+
+bool becomes_true(const std::atomic<bool>& flag) {
+  const auto start = Clock::now();
+  while (!flag && seconds_since(start) < 60) std::this_thread::yield();
+  return flag;
+}
+
+// Rank 1 sends nothing before the GPU of rank 0 has done what another micro-batch needs.
+TEST_P(ExchangedExpertsOfGpus, LetRowsAndSumsTravelWhileOthersAreComputed) {
+  const ModelConfig c = small_config();
+  const BackboneGrid grid{2, 1};
+  const std::vector<int> tokens(8, 1);
+  std::atomic<bool> computed_beside_rows = false, computed_beside_sums = false;
+  run_local_ranks({2}, [&](Group& group) {
+    RankOfGpus gpu(group, c,
+                   {.mode = GetParam(),
+                    .measures = false,
+                    .grid = grid,
+                    .max_tokens = kMaxLaneTokens,
+                    .micro_batches = 2});
+    const ReplicaTokens own(c, tokens, static_cast<unsigned>(group.rank()));
+    const TokensOnGpu there(gpu.stream, own);
+    gpu.pool.begin_step(std::vector<Batch>(2, own.batch()), 2);
+    const bool leads = group.rank() == 0;
+    const auto compute = [&](std::atomic<bool>& flag) {
+      if (leads)
+        gpu.stream.run_on_host([&flag] { flag = true; });
+      else
+        EXPECT_TRUE(becomes_true(flag));
+    };
+    if (leads) gpu.pool.submit(there.experts(0, 0, 0, 4));
+    compute(computed_beside_rows);
+    if (!leads) gpu.pool.submit(there.experts(0, 0, 0, 4));
+    gpu.pool.waits(0);
+    gpu.pool.submit(there.experts(0, 1, 4, 4));
+    gpu.pool.waits(1);
+    if (leads) gpu.pool.serve(0);
+    compute(computed_beside_sums);
+    if (!leads) gpu.pool.serve(0);
+    gpu.pool.serve(1);
+    for (const int i : {0, 1}) gpu.pool.add_to(i, there.y(4 * i, 4));
+    gpu.stream.wait();
+    const std::vector<float> want = own.sums();
+    expect_close(there.y(), want, 1e-5 * largest(want));
+    group.barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, ExchangedExpertsOfGpus,
+                         testing::Values(ExchangeMode::kGather, ExchangeMode::kAllToAll,
+                                         ExchangeMode::kLowLatency, std::nullopt),
+                         [](const auto& info_of) {
+                           std::string name = info_of.param ? name_of(*info_of.param) : "both";
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+// The ranks other than its own that a row goes to, on the average of a batch of `tokens`.
+double copies_of_row(const ReplicaTokens& tokens, int n_ranks, int rank) {
+  std::set<std::pair<size_t, int>> copies;
+  for (size_t i = 0; i < tokens.ids.size(); ++i)
+    if (const int to = tokens.ids[i] % n_ranks; to != rank)
+      copies.insert({i / tokens.n_active, to});
+  return static_cast<double>(copies.size()) / static_cast<double>(tokens.numbers.size());
+}
+
+// What the GPUs of three replicas send each other for a layer.
+TEST(ExchangedExpertsOfGpusSend, FewerBytesInParcels) {
+  const ModelConfig c = small_config();
+  const BackboneGrid grid = {3, 1};
+  const int n_active = c.router.n_active;
+  constexpr int kRows = 20;
+  for (const ExchangeMode mode : {ExchangeMode::kGather, ExchangeMode::kAllToAll}) {
+    const int64_t before = gpu::emulated::counts().sent;
+    std::array<double, 3> want = {};
+    run_local_ranks({3}, [&](Group& group) {
+      RankOfGpus gpu(group, c, {.mode = mode, .grid = grid, .max_tokens = kMaxLaneTokens});
+      const int rank = group.rank();
+      const ReplicaTokens own(c, {kRows}, static_cast<unsigned>(rank));
+      const TokensOnGpu there(gpu.stream, own);
+      gpu.pool.begin_step(std::vector<Batch>(3, own.batch()), 1);
+      gpu.pool.submit(there.experts(0, 0, 0, kRows));
+      gpu.pool.waits(0);
+      gpu.pool.serve(0);
+      gpu.pool.add_to(0, there.y(0, kRows));
+      gpu.stream.wait();
+      const gpu::ParcelShape parcel = {static_cast<int>(c.dim), n_active, true};
+      if (mode == ExchangeMode::kGather)
+        want[rank] = 2. * kRows * 4 * (gpu::packed_row_stride(c.dim, n_active) + c.dim);
+      else  // and how many rows go to each rank
+        want[rank] = copies_of_row(own, 3, rank) * kRows * (parcel.bytes() + 4 * c.dim) + 2 * 3 * 4;
+      group.barrier();
+    });
+    EXPECT_EQ(gpu::emulated::counts().sent - before, std::lround(want[0] + want[1] + want[2]));
+  }
+}
+
+// Bytes that a GPU sends for a row of R1, with experts dealt in turns (docs/grids.md).
+TEST(ExchangedExpertsOfGpusSend, AsManyBytesForR1AsDocumented) {
+  const ModelConfig c = known_model("r1");
+  const gpu::ParcelShape parcel = {static_cast<int>(c.dim), c.router.n_active, true};
+  EXPECT_EQ(parcel.bytes(), 14'400);
+  const int64_t sum = 4 * c.dim, packed = 4 * gpu::packed_row_stride(c.dim, c.router.n_active);
+  const ReplicaTokens tokens(c, {400}, 1);
+  struct Documented {
+    int n_ranks;
+    double gather, parcels;  // KB
+  };
+  for (const auto& [n_ranks, gather, parcels] :
+       {Documented{2, 57, 43}, {4, 172, 117}, {8, 402, 200}, {16, 861, 267}, {32, 1780, 308}}) {
+    double copies = 0;
+    for (int rank = 0; rank < n_ranks; ++rank) copies += copies_of_row(tokens, n_ranks, rank);
+    EXPECT_NEAR((n_ranks - 1) * (packed + sum) * 1e-3, gather, 0.5);
+    EXPECT_NEAR(copies / n_ranks * (parcel.bytes() + sum) * 1e-3, parcels, 1) << n_ranks;
+  }
+}
+
+// What GPUs of one host and of several use if nothing is asked for, by bytes and by times.
+TEST(CudaWays, AreChosenAlikeOnAllRanks) {
+  const ModelConfig c = small_config();
+  const CudaWaysAsked by_bytes = {
+      .measures = false, .grid = {2, 1}, .max_tokens = kMaxLaneTokens, .micro_batches = 1};
+  std::array<std::vector<std::string>, 2> said;
+  run_local_ranks({2}, [&](Group& group) {
+    for (const bool sends_parcels : {true, false})
+      for (const bool on_one_host : {true, false})
+        for (const bool measures : {false, true}) {
+          CudaWaysAsked asked = by_bytes;
+          asked.sends_parcels = sends_parcels;
+          asked.on_one_host = on_one_host;
+          asked.measures = measures;
+          const RankOfGpus gpu(group, c, asked);
+          const CudaWays& ways = gpu.pool.ways();
+          EXPECT_NE(ways.mode_of_decode, ExchangeMode::kAllToAll);
+          EXPECT_TRUE(on_one_host || ways.mode_of_decode == ExchangeMode::kGather);
+          EXPECT_EQ(ways.decode == nullptr, ways.mode_of_decode == ways.mode_of_prompts);
+          said[group.rank()].push_back(ways.said());
+          group.barrier();
+        }
+  });
+  EXPECT_EQ(said[0], said[1]);
+  EXPECT_EQ(said[0][0], "prompts by all-to-all, decode by low-latency");
+  EXPECT_EQ(said[0][2], "prompts by all-to-all, decode by gather");
+  for (int i = 4; i < 8; ++i) EXPECT_EQ(said[0][i], "prompts by gather, decode by gather");
+}
+
+}  // namespace
+}  // namespace tandem::test
