@@ -19,7 +19,7 @@
 #include "gpu_kernels/exchange.h"
 #include "gpu_kernels/parcels.h"
 #include "model/micro_batches.h"
-#include "offload/gpu/cuda_exchanged_experts.h"
+#include "offload/gpu/exchange/cuda_exchanged_experts.h"
 #include "tests/check_close.h"
 #include "tests/gpu_memory.h"
 #include "tests/planner_cases.h"

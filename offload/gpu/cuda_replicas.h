@@ -1,7 +1,7 @@
 // The routed experts of a GPU among ranks that have the same rows, and of which several have the
 // same expert: those that another rank's replica computes are left out.
 #pragma once
-#include "offload/gpu/cuda_owners.h"
+#include "offload/gpu/exchange/cuda_owners.h"
 #include "ops/expert_pool.h"
 
 namespace tandem {

@@ -7,7 +7,7 @@
 #include "gpu_kernels/collectives.h"
 #include "model/backbone_share.h"
 #include "model/config.h"
-#include "offload/gpu/cuda_owners.h"
+#include "offload/gpu/exchange/cuda_owners.h"
 #include "offload/ranks/expert_exchange.h"
 #include "ops/expert_pool.h"
 

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "gpu_kernels/parcels.h"
-#include "offload/gpu/cuda_exchange.h"
+#include "offload/gpu/exchange/cuda_exchange.h"
 
 namespace tandem {
 

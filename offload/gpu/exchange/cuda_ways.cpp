@@ -1,4 +1,4 @@
-#include "offload/gpu/cuda_ways.h"
+#include "offload/gpu/exchange/cuda_ways.h"
 
 #include <fmt/format.h>
 

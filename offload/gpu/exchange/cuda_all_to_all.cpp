@@ -2,7 +2,7 @@
 // host waits for the numbers of rows, because NCCL takes them from it.
 #include <algorithm>
 
-#include "offload/gpu/cuda_parcels.h"
+#include "offload/gpu/exchange/cuda_parcels.h"
 
 namespace tandem {
 namespace {

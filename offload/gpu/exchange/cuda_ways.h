@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "offload/gpu/cuda_exchange.h"
+#include "offload/gpu/exchange/cuda_exchange.h"
 #include "ops/cuda_device.h"
 
 namespace tandem {

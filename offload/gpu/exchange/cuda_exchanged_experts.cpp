@@ -1,4 +1,4 @@
-#include "offload/gpu/cuda_exchanged_experts.h"
+#include "offload/gpu/exchange/cuda_exchanged_experts.h"
 
 #include <algorithm>
 

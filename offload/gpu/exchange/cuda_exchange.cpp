@@ -1,4 +1,4 @@
-#include "offload/gpu/cuda_exchange.h"
+#include "offload/gpu/exchange/cuda_exchange.h"
 
 namespace tandem {
 

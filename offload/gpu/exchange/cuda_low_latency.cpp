@@ -5,7 +5,7 @@
 // Every rank signals every rank in both directions, also without rows. So a rank writes the rows of
 // a layer only after all have read those of the layer before, and one window is enough.
 #include "comm/agreement.h"
-#include "offload/gpu/cuda_parcels.h"
+#include "offload/gpu/exchange/cuda_parcels.h"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "offload/gpu/cuda_parcels.h"
+#include "offload/gpu/exchange/cuda_parcels.h"
 
 #include "ops/cuda_weights.h"
 

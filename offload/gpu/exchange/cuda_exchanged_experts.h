@@ -8,7 +8,7 @@
 #pragma once
 #include <array>
 
-#include "offload/gpu/cuda_ways.h"
+#include "offload/gpu/exchange/cuda_ways.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-#include "offload/gpu/cuda_owners.h"
+#include "offload/gpu/exchange/cuda_owners.h"
 
 #include "gpu_kernels/exchange.h"
 

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "gpu_kernels/exchange.h"
-#include "offload/gpu/cuda_exchange.h"
+#include "offload/gpu/exchange/cuda_exchange.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {
