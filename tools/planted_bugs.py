@@ -111,6 +111,7 @@ TESTS_OF = {
     "src/comm/mpi": ["mpi_test.py"],
     "src/core/core_turns": ["core_turns_test"],
     "src/core/machine_info": ["machine_info_test"],
+    "src/core/memory": ["memory_test"],
     "src/core/program_files": ["program_files_test", "cli_errors_test.py"],
     "src/core/team": ["team_test"],
     "src/core/progress_watch": ["team_test"],
