@@ -59,7 +59,9 @@ struct Pair {
 
 class Transports : public testing::TestWithParam<Kind> {
   void SetUp() override {
-    const std::string why_not = GetParam() == Kind::kUcx ? why_no_ucx() : "";
+    if (GetParam() == Kind::kTcp) return;
+    const std::string why_not =
+        TANDEM_SANITIZED ? "sanitizers do not know what UCX does" : why_no_ucx();
     if (!why_not.empty()) GTEST_SKIP() << why_not;
   }
 };
@@ -188,16 +190,13 @@ TEST_P(Transports, SleepsUntilAMessageComes) {
     ASSERT_TRUE(pair.to_client.messages[i].body == body) << i;
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  timespec before{}, after{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
-  for (int i = 0; i < 4; ++i) {
+  int n_waits = 0;
+  for (const auto until = std::chrono::steady_clock::now() + milliseconds(200);
+       std::chrono::steady_clock::now() < until; ++n_waits) {
     pair.waiter->wait(std::span(&client, 1), nullptr, milliseconds(50));
     pair.client->progress(pair.to_client);
   }
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
-  const auto ns = (after.tv_sec - before.tv_sec) * 1'000'000'000 + after.tv_nsec - before.tv_nsec;
-  EXPECT_LT(ns, 50'000'000) << "of 200 ms that it sleeps";
-  EXPECT_GT(std::chrono::steady_clock::now() - begin, milliseconds(195));
+  EXPECT_LT(n_waits, 50) << "in 200 ms in which nothing comes";
   ends = true;
   pair.client->send(MessageKind::kBeat, 0, {});
   other.join();
