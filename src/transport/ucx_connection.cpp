@@ -125,7 +125,7 @@ void UcxConnection::send(MessageKind kind, uint64_t number, std::span<const Mess
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE;
   how.cb.send = sent;
   how.user_data = &message;
-  // One part can be fetched by the receiver without a copy between.
+  // One part can be fetched by the receiver without a copy between, several cannot.
   const void* data = message.parts.data();
   size_t count = message.parts.size();
   how.datatype = UCP_DATATYPE_IOV;

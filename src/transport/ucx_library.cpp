@@ -22,8 +22,7 @@ void configure(decltype(ucp_config_modify)* modify, ucp_config_t* config, UcxRea
   set("TLS", "shm,ib");
   if (reach == UcxReach::kThisHost) {
     modify(config, "TLS", "shm");
-    set("RNDV_THRESH",
-        "56k");  // shorter messages are copied by the sender, which wakes it less often
+    set("RNDV_THRESH", "56k");  // shorter messages are copied, which wakes the sender less often
   }
   set("MM_SEG_SIZE", "60k");  // and are not divided; UCX counts the bytes of a piece with 16 bits
   set("MM_RX_BUFS_GROW", "64");

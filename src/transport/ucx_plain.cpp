@@ -1,3 +1,4 @@
+// Round trips by UCX alone, which benchmarks compare connections with.
 #include <poll.h>
 
 #include <atomic>

@@ -137,6 +137,7 @@ class Requests {
         shape_{.n_active = worker.welcome.n_active,
                .dim = worker.welcome.dim,
                .max_rows = worker.welcome.max_rows},
+        rows_at_(shape_.rows_at(n_rows)),
         body_(shape_.bytes(n_rows, RowType::kBf16)),
         answers_(int64_t{n_rows} * shape_.dim * static_cast<int64_t>(sizeof(float))) {
     link_.keep(worker.welcome, worker.welcome.max_rows, *waiter_);
@@ -153,7 +154,8 @@ class Requests {
   void round_trip() {
     answers_.is_answered = false;
     const MessageBytes body = body_.span();
-    bool is_up = link_.request(++number_, std::span(&body, 1));
+    const MessageBytes parts[] = {body.first(rows_at_), body.subspan(rows_at_)};
+    bool is_up = link_.request(++number_, parts);
     while (is_up && (is_up = link_.progress(answers_)) && !answers_.is_answered) {
       MessageConnection* const connection = link_.connection();
       waiter_->wait(std::span(&connection, 1), nullptr, std::chrono::milliseconds(100));
@@ -165,6 +167,7 @@ class Requests {
   const std::unique_ptr<MessageWaiter> waiter_;
   WorkerLink link_;
   const RequestShape shape_;
+  const int64_t rows_at_;  // in the body, which a backbone sends in parts too
   Buffer body_;
   Answers answers_;
   uint64_t number_ = 0;
