@@ -268,7 +268,8 @@ TEST(BenchComm, TheNetworkIsBetweenHosts) {
   });
 }
 
-// A request of one row is the shortest, and what the machine's file gets.
+// A request of one row over TCP is the shortest of those, and what the machine's file gets. UCX is
+// measured where it is installed.
 TEST(BenchComm, ARequestToAWorkerBesideTcp) {
   BenchInput bench;
   bench.config = small_r1();
@@ -277,11 +278,13 @@ TEST(BenchComm, ARequestToAWorkerBesideTcp) {
   bench.options.tokens = {64, 1};
   std::vector<Json> rows;
   const double seconds = bench_requests(bench, [&](const Json& row) { rows.push_back(row); });
-  ASSERT_EQ(rows.size(), 4u);
+  ASSERT_TRUE(rows.size() == 4 || rows.size() == 6) << rows.size();
   double least = 1;
   for (const Json& row : rows) {
-    const bool is_open = &row < &rows[2];
-    EXPECT_EQ(row["operation"], is_open ? "request to a worker" : "encrypted request");
+    const size_t way = (&row - rows.data()) / 2;
+    const bool is_open = way == 0;
+    const char* const operations[] = {"request to a worker", "encrypted request", "request by UCX"};
+    EXPECT_EQ(row["operation"], operations[way]);
     const int n = row["tokens"];
     const int64_t back = int64_t{n} * bench.config.dim * 4;
     EXPECT_GT(row["bytes"], back + back / 2) << "BF16 rows, experts and weights";

@@ -121,6 +121,21 @@ TEST(ExpertMessages, AWrongAnswerToALoadIsRefused) {
   }
 }
 
+TEST(ExpertMessages, AnAnswerAboutAPathArrives) {
+  const PathAnswer address = {.address = {std::byte{7}, std::byte{0}}, .why_not = {}},
+                   refusal = {.address = {}, .why_not = "it has only sockets"};
+  EXPECT_EQ(path_answer_from(bytes_of(address)), address);
+  EXPECT_EQ(path_answer_from(bytes_of(refusal)), refusal);
+  EXPECT_EQ(path_answer_from(bytes_of(PathAnswer{{}, "a\nb"})).why_not, "a?b");
+  EXPECT_EQ(path_answer_from(bytes_of(PathAnswer{{}, std::string(9000, 'x')})).why_not.size(),
+            1000u);
+  std::vector<std::byte> body = bytes_of(address);
+  EXPECT_THROW(path_answer_from(std::span(body).first(4)), ProtocolError) << "without an address";
+  EXPECT_THROW(path_answer_from(std::span(body).first(3)), ProtocolError);
+  body[0] = std::byte{2};
+  EXPECT_THROW(path_answer_from(body), ProtocolError);
+}
+
 TEST(ExpertMessages, ASetupIsChecked) {
   const auto with = [](WorkerSetup setup) {
     return worker_setup_from(std::as_bytes(std::span(&setup, 1)), 512);

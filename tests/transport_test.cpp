@@ -1,5 +1,5 @@
-// Messages over TCP on this machine: bodies of many parts, connections that end, strangers, and the
-// proof of a shared secret.
+// Messages on this machine, over TCP and by UCX: bodies of many parts, connections that end,
+// strangers, and the proof of a shared secret.
 #include "transport/transport.h"
 
 #include <gtest/gtest.h>
@@ -15,6 +15,7 @@
 #include "tests/error_of.h"
 #include "tests/kept_messages.h"
 #include "tests/temp_directory.h"
+#include "tests/ucx_of_tests.h"
 #include "transport/secret.h"
 #include "transport/tcp.h"
 
@@ -23,16 +24,24 @@ namespace {
 
 using std::chrono::milliseconds;
 
+enum class Kind { kTcp, kUcx };
+
 struct Pair {
-  std::unique_ptr<Transport> transport = tcp_transport();
+  std::unique_ptr<Transport> transport;
   std::unique_ptr<MessageListener> listener = transport->listen("127.0.0.1:0");
   std::unique_ptr<MessageWaiter> waiter = transport->waiter();
   std::unique_ptr<MessageConnection> client, server;
   Kept to_client, to_server;
 
-  Pair() {
+  explicit Pair(Kind kind, bool uses_path = true)
+      : transport(kind == Kind::kTcp ? tcp_transport() : ucx_transport(UcxReach::kThisHost)) {
     client = transport->connect(address(), milliseconds(5000));
     while (!(server = listener->accept())) waiter->wait({}, listener.get(), milliseconds(1000));
+    if (kind == Kind::kTcp || !uses_path) return;
+    client->find_path(server->path_address());
+    server->find_path(client->path_address());
+    client->use_path();
+    server->use_path();
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(listener->port()); }
   // Until so many messages have come to the server and the client.
@@ -48,8 +57,21 @@ struct Pair {
   }
 };
 
-TEST(Transport, CarriesMessagesOfManyPartsInOrder) {
-  Pair pair;
+class Transports : public testing::TestWithParam<Kind> {
+  void SetUp() override {
+    if (GetParam() == Kind::kTcp) return;
+    const std::string why_not =
+        TANDEM_SANITIZED ? "sanitizers do not know what UCX does" : why_no_ucx();
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, Transports, testing::Values(Kind::kTcp, Kind::kUcx),
+                         [](const auto& test) { return test.param == Kind::kTcp ? "Tcp" : "Ucx"; });
+class Ucx : public Transports {};
+INSTANTIATE_TEST_SUITE_P(, Ucx, testing::Values(Kind::kUcx), [](const auto&) { return "Ucx"; });
+
+TEST_P(Transports, CarriesMessagesOfManyPartsInOrder) {
+  Pair pair(GetParam());
   const std::vector<std::byte> all = pattern(300'000, 7);
   std::vector<MessageBytes> parts;  // 300 of them, and some are empty
   for (size_t i = 0; i < 300; ++i) {
@@ -77,14 +99,34 @@ TEST(Transport, CarriesMessagesOfManyPartsInOrder) {
   EXPECT_EQ(pair.to_client.messages[0].body, large);
 }
 
-TEST(Transport, LeavesMessagesThatAreNotRead) {
-  Pair pair;
+// Of all lengths by which a transport divides them or copies them in another way.
+TEST_P(Transports, CarriesMessagesOfEveryLength) {
+  Pair pair(GetParam());
+  std::vector<std::vector<std::byte>> bodies;
+  for (const size_t n : {0, 1, 63, 64, 100, 1000, 8000, 9000, 57'000, 58'000, 61'000, 62'000,
+                         65'536, 70'000, 300'000, 3'000'000})
+    bodies.push_back(pattern(n, static_cast<int>(n)));
+  for (size_t i = 0; i < bodies.size(); ++i) {
+    const MessageBytes whole = bodies[i];
+    const MessageBytes halves[] = {whole.first(whole.size() / 2), whole.subspan(whole.size() / 2)};
+    pair.client->send(MessageKind::kRequest, 2 * i, std::span(&whole, 1));
+    pair.client->send(MessageKind::kRequest, 2 * i + 1, halves);
+  }
+  pair.exchange(2 * bodies.size(), 0);
+  for (size_t i = 0; i < 2 * bodies.size(); ++i) {
+    EXPECT_EQ(pair.to_server.messages[i].header.number, i);
+    EXPECT_TRUE(pair.to_server.messages[i].body == bodies[i / 2]) << bodies[i / 2].size();
+  }
+}
+
+TEST_P(Transports, LeavesMessagesThatAreNotRead) {
+  Pair pair(GetParam());
   pair.server->set_reading(false);
   pair.client->send(MessageKind::kBeat, 0, {});
   MessageConnection* const server = pair.server.get();
   for (int i = 0; i < 5; ++i) {
     pair.waiter->wait(std::span(&server, 1), nullptr, milliseconds(5));
-    EXPECT_FALSE(pair.server->progress(pair.to_server));
+    pair.server->progress(pair.to_server);
   }
   EXPECT_TRUE(pair.to_server.messages.empty());
   pair.server->set_reading(true);
@@ -118,8 +160,50 @@ TEST(Transport, BeginsBodiesAtMultiplesOf64Bytes) {
   EXPECT_EQ(raw.available(), 0u);
 }
 
-TEST(Transport, ReportsTheEndOfAConnection) {
-  Pair pair;
+// Both sides wait, and each message is noticed although nothing follows it.
+TEST_P(Transports, SleepsUntilAMessageComes) {
+  Pair pair(GetParam());
+  std::atomic<bool> ends{false};
+  std::thread other([&] {
+    const auto waiter = pair.transport->waiter();
+    MessageConnection* const server = pair.server.get();
+    size_t n_answered = 0;
+    while (!ends) {
+      waiter->wait(std::span(&server, 1), nullptr, milliseconds(500));
+      pair.server->progress(pair.to_server);
+      for (; n_answered < pair.to_server.messages.size(); ++n_answered) {
+        const MessageBytes body = pair.to_server.messages[n_answered].body;
+        pair.server->send(MessageKind::kAnswer, n_answered, std::span(&body, 1));
+        while (pair.server->progress(pair.to_server), !pair.server->is_sent())
+          waiter->wait(std::span(&server, 1), nullptr, milliseconds(500));
+      }
+    }
+  });
+  MessageConnection* const client = pair.client.get();
+  const auto begin = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < 200; ++i) {
+    const std::vector<std::byte> body = pattern(i % 4 == 0 ? 200'000 : 20'000, static_cast<int>(i));
+    const MessageBytes part = body;
+    pair.client->send(MessageKind::kRequest, i, std::span(&part, 1));
+    while (pair.client->progress(pair.to_client), pair.to_client.messages.size() <= i)
+      pair.waiter->wait(std::span(&client, 1), nullptr, milliseconds(500));
+    ASSERT_TRUE(pair.to_client.messages[i].body == body) << i;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  int n_waits = 0;
+  for (const auto until = std::chrono::steady_clock::now() + milliseconds(200);
+       std::chrono::steady_clock::now() < until; ++n_waits) {
+    pair.waiter->wait(std::span(&client, 1), nullptr, milliseconds(50));
+    pair.client->progress(pair.to_client);
+  }
+  EXPECT_LT(n_waits, 50) << "in 200 ms in which nothing comes";
+  ends = true;
+  pair.client->send(MessageKind::kBeat, 0, {});
+  other.join();
+}
+
+TEST_P(Transports, ReportsTheEndOfAConnection) {
+  Pair pair(GetParam());
   pair.server.reset();
   MessageConnection* const client = pair.client.get();
   pair.waiter->wait(std::span(&client, 1), nullptr, milliseconds(5000));
@@ -128,6 +212,82 @@ TEST(Transport, ReportsTheEndOfAConnection) {
   pair.listener.reset();
   EXPECT_TRUE(says(error_of([&] { pair.transport->connect(address, milliseconds(1000)); }),
                    "Connection refused"));
+}
+
+// What was sent before the end is taken, but nothing that is still in memory of the other side.
+TEST_P(Ucx, TakesNothingFromAPeerThatHasEnded) {
+  const std::vector<std::byte> large = pattern(1'000'000, 1);
+  const MessageBytes part = large;
+  for (const bool is_large : {false, true}) {
+    Pair pair(GetParam());
+    pair.client->send(MessageKind::kBeat, 0, {});
+    pair.exchange(1, 0);
+    pair.client->send(MessageKind::kGoodbye, 0, {});
+    if (is_large) pair.client->send(MessageKind::kRequest, 1, std::span(&part, 1));
+    EXPECT_NE(pair.client->is_sent(), is_large);
+    pair.client.reset();
+    const std::string error = error_of([&] {
+      for (int i = 0; i < 100; ++i) pair.server->progress(pair.to_server);
+    });
+    EXPECT_TRUE(says(error, "connection closed")) << error;
+    ASSERT_EQ(pair.to_server.messages.size(), 2u);
+    EXPECT_EQ(pair.to_server.messages[1].header.kind, MessageKind::kGoodbye);
+  }
+}
+
+// Bodies that are under way in both directions, and that were not read.
+TEST_P(Ucx, EndsAtAnyTime) {
+  const std::vector<std::byte> large = pattern(9'000'000, 1);
+  const MessageBytes all = large, parts[] = {all.first(20'000), all.first(100), all};
+  for (int i = 0; i < 4; ++i) {
+    Pair pair(GetParam());
+    pair.server->set_reading(i % 2 == 0);
+    for (const MessageBytes& part : parts) {
+      pair.client->send(MessageKind::kRequest, 1, std::span(&part, 1));
+      pair.server->send(MessageKind::kAnswer, 1, std::span(&part, 1));
+    }
+    pair.client->send(MessageKind::kRequest, 1, parts);
+    if (i > 1) pair.server->progress(pair.to_server);
+    (i % 2 == 0 ? pair.client : pair.server).reset();
+  }
+}
+
+TEST_P(Ucx, ListensToItsPeerAlone) {
+  Pair pair(GetParam(), false);
+  const MessageBytes address = pair.server->path_address();
+  std::vector<std::byte> guessed(address.begin(), address.end());
+  guessed[31] ^= std::byte{1};
+  pair.client->find_path(guessed);
+  pair.server->find_path(pair.client->path_address());
+  pair.client->use_path();
+  pair.server->use_path();
+  pair.client->send(MessageKind::kBeat, 0, {});
+  for (int i = 0; i < 5; ++i) {
+    pair.client->progress(pair.to_client);
+    EXPECT_FALSE(pair.server->progress(pair.to_server));
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  EXPECT_TRUE(pair.to_server.messages.empty());
+}
+
+TEST_P(Ucx, RefusesWhatNoPeerSends) {
+  Pair pair(GetParam(), false);
+  const MessageBytes address = pair.server->path_address();
+  EXPECT_TRUE(says(error_of([&] { pair.client->find_path(address.first(32)); }), "malformed"));
+  EXPECT_TRUE(says(error_of([&] { pair.client->find_path({}); }), "malformed"));
+  Pair flooded(GetParam());
+  flooded.server->set_reading(false);
+  const std::string error = error_of([&] {
+    for (int i = 0; i < 5000; ++i) {
+      flooded.client->send(MessageKind::kBeat, 0, {});
+      flooded.server->progress(flooded.to_server);
+      flooded.client->progress(flooded.to_client);
+    }
+  });
+  EXPECT_TRUE(says(error, "more messages than a peer has under way")) << error;
+  const auto socket = tcp_transport()->connect(pair.address(), milliseconds(1000));
+  EXPECT_TRUE(socket->path_address().empty());
+  EXPECT_TRUE(says(error_of([&] { socket->find_path(address); }), "only sockets"));
 }
 
 TEST(Transport, WakesAWaiter) {

@@ -109,9 +109,10 @@ class Backbone {
     std::vector<std::unique_ptr<WorkerLink>> links;
     for (const std::string& address : addresses) {
       links.push_back(std::make_unique<WorkerLink>(
-          *transport_,
-          WorkerLinkOptions{
-              .address = address, .deadline = options.deadline, .note = sink_of(options.notes)}));
+          *transport_, WorkerLinkOptions{.address = address,
+                                         .path = path_of_tests(),
+                                         .deadline = options.deadline,
+                                         .note = sink_of(options.notes)}));
       welcomes_.push_back(links.back()->ask());
     }
     pool_.emplace(WorkerExpertsParts{.welcomes = welcomes_,
@@ -160,7 +161,7 @@ class Backbone {
   }
 
   const int dim_;
-  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  const std::unique_ptr<Transport> transport_ = transport_of_tests();
   std::vector<WorkerWelcome> welcomes_;
   std::optional<WorkerExperts> pool_;
 };
@@ -213,7 +214,7 @@ class SlowWorker {
   void end() { server_.end(); }
 
  private:
-  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  const std::unique_ptr<Transport> transport_ = transport_of_tests();
   ExpertServer server_;
   std::thread thread_;
 };

@@ -5,6 +5,7 @@
 #include "core/run_error.h"
 #include "tests/error_of.h"
 #include "tests/worker_backbones.h"
+#include "transport/transport_choice.h"
 
 namespace tandem::test {
 namespace {
@@ -277,8 +278,8 @@ TEST(ExpertServer, ClosesWhatDoesNotKeepToTheProtocol) {
   EXPECT_EQ(answer(MessageKind::kHello, bytes.first(bytes.size() - 1)), std::nullopt);
   EXPECT_EQ(answer(MessageKind::kHello, longer), std::nullopt);
   EXPECT_EQ(answer(MessageKind::kHello, huge), std::nullopt);
-  for (const MessageKind kind :
-       {MessageKind::kProof, MessageKind::kSetup, MessageKind::kRequest, MessageKind::kBeat})
+  for (const MessageKind kind : {MessageKind::kProof, MessageKind::kSetup, MessageKind::kRequest,
+                                 MessageKind::kBeat, MessageKind::kPath})
     EXPECT_EQ(answer(kind, bytes), std::nullopt) << static_cast<int>(kind);
   Local local;
   Backbone backbone(local, {worker.address()});
@@ -297,6 +298,86 @@ TEST(ExpertServer, TellsItsVersionToAnotherOne) {
   std::memcpy(&theirs, stranger.body().data(), sizeof theirs);
   EXPECT_EQ(theirs.version, kProtocolVersion);
   EXPECT_EQ(stranger.next(), std::nullopt) << "and closes";
+}
+
+// After the proofs only, once, and with an address of a length that is bounded.
+TEST(ExpertServer, TakesOneAddressOfAPath) {
+  if (path_of_tests() != PathUse::kNever)
+    GTEST_SKIP() << "UCX does not survive every address of a peer that is trusted";
+  WorkerThread worker(served(kServedModel, "auto"));
+  const WorkerHello hello;
+  const std::vector<std::byte> address(100), huge(kMostPathBytes + 1);
+  for (const bool is_huge : {false, true}) {
+    Stranger stranger(worker.address());
+    stranger.send(MessageKind::kHello, std::as_bytes(std::span(&hello, 1)));
+    EXPECT_EQ(stranger.next(), MessageKind::kHello);
+    stranger.send(MessageKind::kProof, Mac{});
+    std::optional<MessageKind> came;
+    do came = stranger.next();
+    while (came && came != MessageKind::kWelcome);
+    ASSERT_TRUE(came);
+    stranger.send(MessageKind::kPath, is_huge ? huge : address);
+    if (!is_huge) {
+      ASSERT_EQ(stranger.next(), MessageKind::kPath);
+      EXPECT_TRUE(
+          says(path_answer_from(stranger.body()).why_not, "--worker-transport ucx or auto"));
+      stranger.send(MessageKind::kPath, address);
+    }
+    EXPECT_EQ(stranger.next(), std::nullopt);
+  }
+}
+
+TEST(WorkerPaths, AreUsedWhereBothSidesHaveThem) {
+  const std::string why_not =
+      TANDEM_SANITIZED ? "sanitizers do not know what UCX does" : why_no_ucx();
+  if (!why_not.empty()) GTEST_SKIP() << why_not;
+  const std::unique_ptr<Transport> ucx = ucx_transport(UcxReach::kThisHost);
+  const std::unique_ptr<Transport> tcp = tcp_transport();
+  WorkerThread worker(served(kServedModel, "auto"));
+  const bool has_path = path_of_tests() != PathUse::kNever;
+  const auto ask = [&](Transport& transport, PathUse path) {
+    return error_of(
+        [&] { WorkerLink(transport, {.address = worker.address(), .path = path}).ask(); });
+  };
+  EXPECT_EQ(ask(*ucx, PathUse::kNever), "no error");
+  EXPECT_EQ(ask(*ucx, PathUse::kIfPossible), "no error");
+  EXPECT_TRUE(says(ask(*ucx, PathUse::kAlways),
+                   has_path ? "no error" : "it was not started with --worker-transport ucx"));
+  EXPECT_TRUE(says(ask(*tcp, PathUse::kAlways), "this program has only sockets"));
+  for (const PathUse path : {PathUse::kNever, PathUse::kIfPossible}) {
+    Lines lines;
+    const auto waiter = ucx->waiter();
+    WorkerLink link(*ucx, {.address = worker.address(), .path = path, .note = lines.sink()});
+    link.keep(link.ask(), 8, *waiter);
+    lines.await("is up");
+    const bool asks = path == PathUse::kIfPossible;
+    EXPECT_EQ(lines.count("is up, by UCX"), asks && has_path ? 1 : 0);
+    EXPECT_EQ(lines.count("TCP is used, because it was not started"), asks && !has_path ? 1 : 0);
+  }
+}
+
+// With this variable UCX has no network, and reaches nothing but what it has in any case.
+TEST(WorkerPaths, AreOfThisHostAloneWhereTheyWouldBeOpen) {
+  const Secret encrypts("a secret of this test"), proves("a secret of this test", false);
+  EXPECT_FALSE(chosen_transport(TransportChoice::kTcp, proves, "--x").has_paths);
+  if (TANDEM_SANITIZED) GTEST_SKIP() << "sanitizers do not know what UCX does";
+  setenv("UCX_TLS", "self", 1);
+  for (const Secret& secret : {Secret(), encrypts, proves}) {
+    const ChosenTransport chosen = chosen_transport(TransportChoice::kAuto, secret, "--x");
+    const std::string error =
+        error_of([&] { chosen_transport(TransportChoice::kUcx, secret, "--x"); });
+    EXPECT_TRUE(says(error, chosen.has_paths ? "no error" : "--x ucx: ")) << error;
+    if (!chosen.has_paths) continue;
+    const auto listener = chosen.transport->listen("127.0.0.1:0");
+    const auto client = chosen.transport->connect("127.0.0.1:" + std::to_string(listener->port()),
+                                                  std::chrono::seconds(5));
+    std::unique_ptr<MessageConnection> server;
+    while (!server) server = listener->accept();
+    const std::string found = error_of([&] { client->find_path(server->path_address()); });
+    const bool is_open = secret.protection() == Protection::kProof;
+    EXPECT_TRUE(says(found, is_open ? "UCX does not reach it" : "no error")) << found;
+  }
+  unsetenv("UCX_TLS");
 }
 
 TEST(ExpertServer, AsksForItsSecret) {

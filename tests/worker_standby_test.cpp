@@ -471,7 +471,7 @@ class SlowStandby {
   std::string address() const { return "127.0.0.1:" + std::to_string(server_.port()); }
 
  private:
-  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  const std::unique_ptr<Transport> transport_ = transport_of_tests();
   ExpertServer server_;
   std::thread thread_;
 };

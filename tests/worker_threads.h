@@ -11,9 +11,26 @@
 #include <vector>
 
 #include "loader/loaded_experts.h"
+#include "offload/workers/worker_link.h"
+#include "tests/ucx_of_tests.h"
+#include "transport/handshake.h"
 #include "transport/tcp.h"
 
 namespace tandem::test {
+
+// Tests of workers run a second time with TANDEM_TEST_TRANSPORT=ucx (CMakeLists.txt).
+inline PathUse path_of_tests() {
+  const char* const chosen = std::getenv("TANDEM_TEST_TRANSPORT");
+  return chosen && std::string(chosen) == "ucx" ? PathUse::kAlways : PathUse::kNever;
+}
+// Ends the program with the status of a skipped test where UCX is chosen and not to be had.
+inline std::unique_ptr<Transport> transport_of_tests() {
+  if (path_of_tests() == PathUse::kNever) return tcp_transport();
+  const std::string why_not = why_no_ucx();
+  if (why_not.empty()) return ucx_transport(UcxReach::kThisHost);
+  std::fprintf(stderr, "skipped: %s\n", why_not.c_str());
+  std::_Exit(77);
+}
 
 // A worker that serves until the object is destroyed, or it is asked to end. Its port stays the
 // same where the options name one.
@@ -37,7 +54,7 @@ class WorkerThread {
   void end() { server_.end(); }
 
  private:
-  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  const std::unique_ptr<Transport> transport_ = transport_of_tests();
   ExpertServer server_;
   std::thread thread_;
 };
@@ -91,17 +108,19 @@ class FaultyWorker {
   // One direction of a connection that is passed on.
   class Direction final : public MessageSink {
    public:
-    Direction(FaultyWorker& owner, MessageConnection*& to) : owner_(owner), to_(to) {}
+    Direction(FaultyWorker& owner, MessageConnection*& from, MessageConnection*& to)
+        : owner_(owner), from_(from), to_(to) {}
     std::span<std::byte> place(const MessageHeader& header) override {
       body_.resize(header.n_bytes);
       return body_;
     }
     void arrived(const MessageHeader& header) override {
+      if (header.kind == MessageKind::kPath) return owner_.take_paths(*from_, *to_, body_);
       owner_.pass_on(header, body_, *to_);
       // The message is sent before the next one takes its memory.
       while (!to_->is_sent()) {
         owner_.waiter_->wait(std::span(&to_, 1), nullptr, std::chrono::milliseconds(10));
-        Direction ignored(owner_, to_);
+        Direction ignored(owner_, to_, from_);
         to_->set_reading(false);
         to_->progress(ignored);
         to_->set_reading(true);
@@ -110,7 +129,7 @@ class FaultyWorker {
 
    private:
     FaultyWorker& owner_;
-    MessageConnection*& to_;
+    MessageConnection *&from_, *&to_;
     std::vector<std::byte> body_;
   };
 
@@ -130,7 +149,7 @@ class FaultyWorker {
   }
 
   void serve(MessageConnection* client, MessageConnection* worker) {
-    Direction there(*this, worker), back(*this, client);
+    Direction there(*this, client, worker), back(*this, worker, client);
     MessageConnection* const both[] = {client, worker};
     while (!stops_) {
       if (fault_ == Fault::kSilent && n_requests_ > 0) {
@@ -143,6 +162,32 @@ class FaultyWorker {
       worker->progress(back);
       waiter_->wait(both, nullptr, std::chrono::milliseconds(5));
     }
+  }
+
+  // Each side has a path to this object, as each has a socket to it. What comes by the first one is
+  // passed on by the second one.
+  void take_paths(MessageConnection& client, MessageConnection& worker, MessageBytes address) {
+    std::vector<std::byte> answer;
+    answer_path(client, address, answer);
+    const MessageBytes mine = worker.path_address();
+    worker.send(MessageKind::kPath, 0, std::span(&mine, 1));
+    class Taken final : public MessageSink {
+     public:
+      std::span<std::byte> place(const MessageHeader& header) override {
+        body.resize(header.n_bytes);
+        return body;
+      }
+      void arrived(const MessageHeader&) override { is_there = true; }
+      std::vector<std::byte> body;
+      bool is_there = false;
+    } taken;
+    MessageConnection* const one = &worker;
+    while (!taken.is_there && !stops_) {
+      worker.progress(taken);
+      waiter_->wait(std::span(&one, 1), nullptr, std::chrono::milliseconds(5));
+    }
+    worker.find_path(path_answer_from(taken.body).address);
+    worker.use_path();
   }
 
   void pass_on(MessageHeader header, std::vector<std::byte>& body, MessageConnection& to) {
@@ -166,7 +211,7 @@ class FaultyWorker {
   }
 
   const std::string worker_;
-  const std::unique_ptr<Transport> transport_ = tcp_transport();
+  const std::unique_ptr<Transport> transport_ = transport_of_tests();
   const std::unique_ptr<MessageListener> listener_ = transport_->listen("127.0.0.1:0");
   const std::unique_ptr<MessageWaiter> waiter_ = transport_->waiter();
   std::atomic<Fault> fault_{Fault::kNone};

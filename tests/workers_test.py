@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 
 from running_server import ANSWER, QUESTION, ROOT, TANDEM, TINY, Server, chat
 
@@ -126,14 +127,15 @@ class Streams:
 
 class TwoOwners(unittest.TestCase):
     """Every expert has two owners, so nothing is lost whichever one fails."""
+    transport = ()
 
     def test_no_answer_is_lost(self):
         alone = Server("--threads", "1").wait_ready()
         want = {question: text_of(alone, question) for question in QUESTIONS}
         self.assertEqual(alone.stop(), 0)
         # The experts are three shards: 0-5, 6-9 and 10-15.
-        workers = [Worker(experts) for experts in ("0-9", "6-15", "0-5", "10-15")]
-        server = server_of(workers, "--worker-deadline", "400", "--worker-patience", "30")
+        workers = [Worker(experts, arguments=self.transport) for experts in ("0-9", "6-15", "0-5", "10-15")]
+        server = server_of(workers, "--worker-deadline", "400", "--worker-patience", "30", *self.transport)
         streams = Streams(server, 4)
         draw = random.Random(1)
         n_kills = n_goodbyes = 0
@@ -163,11 +165,43 @@ class TwoOwners(unittest.TestCase):
         for question, errors, text in answers:
             self.assertEqual((errors, text), ([], want[question]))
         print(f"{len(answers)} answers, none lost, {3 * ROUNDS} faults")
+        self.assertEqual(sum("is up, by UCX" in line for line in server.lines) >= 4 + 3 * ROUNDS, bool(self.transport))
         for worker in workers:
             self.assertGreater(metric_of(server, "round_trip_seconds_total", worker), 0)
         self.assertEqual(server.stop(), 0)
         for worker in workers:
             self.assertEqual(worker.stop(), 0)
+
+
+class TwoOwnersByUcx(TwoOwners):
+    """Rows travel by shared memory, and what is said before is encrypted."""
+    encryption = ()
+
+    @classmethod
+    def setUpClass(cls):
+        probe = subprocess.run([TANDEM, "worker", TINY, "--worker-transport", "ucx", "--listen", "nowhere"], capture_output=True, text=True)
+        if "nowhere" not in probe.stderr:
+            raise unittest.SkipTest(probe.stderr)
+        cls.secret = tempfile.NamedTemporaryFile("w", suffix=".key")
+        cls.secret.write("a secret of this test")
+        cls.secret.flush()
+        cls.transport = ("--worker-transport", "ucx", "--worker-secret", cls.secret.name, *cls.encryption)
+
+    def test_a_worker_without_it_is_refused(self):
+        worker = Worker("0-9", arguments=self.transport[2:])
+        done = subprocess.run([TANDEM, "run", TINY, "-p", "a", "--workers", worker.address, *self.transport], capture_output=True, text=True)
+        self.assertEqual((done.returncode != 0, done.stderr.count("error:")), (True, 1), done.stderr)
+        self.assertIn(f"the worker {worker.address} is not reached by UCX: it was not started with --worker-transport ucx or auto", done.stderr)
+        self.assertEqual(worker.stop(), 0)
+
+
+class TwoOwnersByNetwork(TwoOwnersByUcx):
+    """Rows travel by a network of UCX, which is one of sockets here."""
+    encryption = ("--worker-encryption", "off")
+
+    def test_no_answer_is_lost(self):
+        with unittest.mock.patch.dict(os.environ, UCX_TLS="tcp"):
+            super().test_no_answer_is_lost()
 
 
 class OneOwner(unittest.TestCase):

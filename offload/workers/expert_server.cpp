@@ -115,6 +115,11 @@ class ExpertServer::Peer final : public MessageSink {
       case Stage::kHandshake:
         return handshake_.place(header);
       case Stage::kSetup:
+        if (header.kind == MessageKind::kPath && path_.empty() &&
+            header.n_bytes <= kMostPathBytes) {
+          path_.resize(header.n_bytes);
+          return path_;
+        }
         if (header.kind != MessageKind::kSetup || header.n_bytes != sizeof setup_)
           throw ProtocolError("another message than the setup");
         return std::as_writable_bytes(std::span(&setup_, 1));
@@ -134,6 +139,8 @@ class ExpertServer::Peer final : public MessageSink {
       case Stage::kHandshake:
         return go_on();
       case Stage::kSetup:
+        if (header.kind == MessageKind::kPath)
+          return answer_path(*connection_, path_, path_answer_);
         return take_setup();
       default:
         if (header.kind == MessageKind::kLoad)
@@ -211,6 +218,7 @@ class ExpertServer::Peer final : public MessageSink {
   bool is_lost_ = false;  // the connection must not be used
   int slot_ = -1;
   ServerHandshake handshake_;
+  std::vector<std::byte> path_, path_answer_;  // that were received and sent
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
   std::vector<std::byte> load_;         // [n_experts] what it asks for; empty: it may not

@@ -69,7 +69,10 @@ WorkerLink::~WorkerLink() {
 
 WorkerWelcome WorkerLink::ask() {
   const ClientHandshake::Options how = handshake_with(options_);
-  return welcome_from(ClientHandshake(transport_, how).welcome(kMostWelcomeBytes));
+  ClientHandshake handshake(transport_, how);
+  const WorkerWelcome welcome = welcome_from(handshake.welcome(kMostWelcomeBytes));
+  if (options_.path == PathUse::kAlways) handshake.use_path();
+  return welcome;
 }
 
 void WorkerLink::keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed) {
@@ -115,16 +118,14 @@ void WorkerLink::run() {
 
 void WorkerLink::connect_again() {
   try {
-    const ClientHandshake::Options how = handshake_with(options_);
-    ClientHandshake handshake(transport_, how);
-    const WorkerWelcome welcome = welcome_from(handshake.welcome(kMostWelcomeBytes));
-    require_expected(welcome);
-    const auto beat = std::max<int64_t>(1, options_.deadline.count() / 5);
-    const WorkerSetup setup = {.beat_ms = static_cast<uint32_t>(beat),
-                               .max_rows = static_cast<uint32_t>(max_rows_)};
-    handshake.send(MessageKind::kSetup, std::as_bytes(std::span(&setup, 1)));
-    handshake.receive(MessageKind::kReady, 0);
-    connected(welcome, handshake.take());
+    try {
+      connect(options_.path != PathUse::kNever);
+    } catch (const PathError& error) {
+      if (options_.path == PathUse::kAlways) throw;
+      options_.note(
+          fmt::format("worker {}: TCP is used, because {}", options_.address, error.what()));
+      connect(false);
+    }
   } catch (const Error& error) {
     const std::lock_guard lock(mutex_);
     if (why_down_ != error.what())
@@ -134,9 +135,30 @@ void WorkerLink::connect_again() {
   }
 }
 
+// The setup and its answer go by the path if it is used, so a worker that is up is reached by it in
+// both directions.
+void WorkerLink::connect(bool uses_path) {
+  const ClientHandshake::Options how = handshake_with(options_);
+  ClientHandshake handshake(transport_, how);
+  const WorkerWelcome welcome = welcome_from(handshake.welcome(kMostWelcomeBytes));
+  require_expected(welcome);
+  const auto beat = std::max<int64_t>(1, options_.deadline.count() / 5);
+  const WorkerSetup setup = {.beat_ms = static_cast<uint32_t>(beat),
+                             .max_rows = static_cast<uint32_t>(max_rows_)};
+  if (uses_path) handshake.use_path();
+  try {
+    handshake.send(MessageKind::kSetup, std::as_bytes(std::span(&setup, 1)));
+    handshake.receive(MessageKind::kReady, 0);
+  } catch (const ConnectionError& error) {
+    if (!uses_path) throw;
+    throw PathError(fmt::format("nothing comes by UCX: {}", error.what()));
+  }
+  connected(welcome, handshake.take(), uses_path);
+}
+
 // A standby that was started again has lost what it had loaded, and loads it before it is up.
 void WorkerLink::connected(const WorkerWelcome& welcome,
-                           std::unique_ptr<MessageConnection> connection) {
+                           std::unique_ptr<MessageConnection> connection, bool uses_path) {
   std::vector<bool> lacking;
   {
     const std::lock_guard lock(mutex_);
@@ -165,7 +187,7 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
     return order(lacking);
   }
   changed_->wake();
-  options_.note(fmt::format("worker {} is up", options_.address));
+  options_.note(fmt::format("worker {} is up{}", options_.address, uses_path ? ", by UCX" : ""));
 }
 
 void WorkerLink::require_expected(const WorkerWelcome& welcome) const {

@@ -18,9 +18,13 @@
 
 namespace tandem {
 
+// Whether a link goes on by its transport's path (transport.h) after the handshake.
+enum class PathUse : uint8_t { kNever, kIfPossible, kAlways };
+
 struct WorkerLinkOptions {
   std::string address;
   Secret secret = {};
+  PathUse path = PathUse::kNever;
   std::chrono::milliseconds deadline{500};  // a worker that was silent for so long is down
   // Called with one line when the worker is lost or is back, from the thread that has noticed it.
   std::function<void(const std::string&)> note = [](const std::string&) {};
@@ -45,7 +49,8 @@ class WorkerLink {
   WorkerLink& operator=(const WorkerLink&) = delete;
 
   // Asks the worker what it has, on a connection of its own. Throws ConnectionError if it does not
-  // answer, and Error if it refuses the secret or the version.
+  // answer, Error if it refuses the secret or the version, and PathError if there is to be a path
+  // to it and is none.
   WorkerWelcome ask();
 
   // Connects from now on and keeps the connection. The worker must answer `expected`; requests have
@@ -115,8 +120,10 @@ class WorkerLink {
   void begin(int max_rows, MessageWaiter& changed);
   void run();
   void connect_again();
+  void connect(bool uses_path);
   void require_expected(const WorkerWelcome& welcome) const;
-  void connected(const WorkerWelcome& welcome, std::unique_ptr<MessageConnection> connection);
+  void connected(const WorkerWelcome& welcome, std::unique_ptr<MessageConnection> connection,
+                 bool uses_path);
   void order(const std::vector<bool>& experts);
   void send_order();
   void load_answered();

@@ -78,11 +78,12 @@ int worker_command(const Options& options) {
   const auto note = [&](const std::string& line) {
     if (!options.quiet) print_now(stderr, line);
   };
-  const std::unique_ptr<Transport> transport = tcp_transport();
-  ExpertServer server(*transport, {.address = w.listen,
-                                   .secret = w.secret.read(),
-                                   .is_asked_to_end = [] { return is_asked_to_end != 0; },
-                                   .note = note});
+  const Secret secret = w.secret.read();
+  const ChosenTransport chosen = chosen_transport(w.transport, secret, "--worker-transport");
+  ExpertServer server(*chosen.transport, {.address = w.listen,
+                                          .secret = secret,
+                                          .is_asked_to_end = [] { return is_asked_to_end != 0; },
+                                          .note = note});
   LoadedExpertsOptions what = {.directory = options.model.directory,
                                .experts = w.experts,
                                .device = options.model.device,
@@ -148,6 +149,7 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
   add_secret(*worker, "--worker", w.secret,
              "file with a secret that backbones must know; needed where other machines can "
              "connect");
+  add_transport(*worker, "--worker", w.transport);
   add_format(
       *worker, "--format", w.format,
       "format of the experts in memory: auto (as stored, or int8 or int4 where memory is too "
@@ -183,6 +185,7 @@ void add_workers(CLI::App& command, WorkerOptions& workers) {
       ->delimiter(',')
       ->allow_extra_args(false);
   add_secret(command, "--worker", workers.secret, "file with the secret of the workers");
+  add_transport(command, "--worker", workers.transport);
   command
       .add_option_function<double>(
           "--worker-deadline",

@@ -12,6 +12,7 @@
 #include "offload/simulation/worker_faults.h"
 #include "scheduling/sampler.h"
 #include "transport/secret.h"
+#include "transport/transport_choice.h"
 
 namespace tandem {
 
@@ -91,6 +92,7 @@ struct ExpertWorkerOptions {
   std::string placement, host;   // file, and which of its workers; empty: as `experts` says
   std::string listen = "127.0.0.1:9000";
   SecretOptions secret;
+  TransportChoice transport = TransportChoice::kTcp;
   std::optional<WeightFormat> format;
   int chunk = kStepTokens;                 // most rows of a request
   DraftChoice draft = DraftChoice::kAuto;  // LoadedExpertsOptions::draft

@@ -187,6 +187,16 @@ void add_activations(CLI::App& command, bool& fp8, const std::string& help) {
   add_choice<bool>(command, "--activations", fp8, {{"bf16", false}, {"fp8", true}}, help);
 }
 
+void add_transport(CLI::App& command, const std::string& name, TransportChoice& value) {
+  add_choice<TransportChoice>(
+      command, name + "-transport", value,
+      {{"tcp", TransportChoice::kTcp},
+       {"ucx", TransportChoice::kUcx},
+       {"auto", TransportChoice::kAuto}},
+      "what rows travel by: tcp; ucx: shared memory on one host, and RDMA between hosts where "
+      "encryption is off; or auto: ucx where both sides have it; a connection begins by TCP");
+}
+
 void add_secret(CLI::App& command, const std::string& name, SecretOptions& value,
                 const std::string& help) {
   command.add_option(name + "-secret", value.file, help);

@@ -62,6 +62,8 @@ void add_simulated_network(CLI::App& command, SimulatedOptions values, bool show
 // NAME-secret and NAME-encryption.
 void add_secret(CLI::App& command, const std::string& name, SecretOptions& value,
                 const std::string& help);
+// NAME-transport.
+void add_transport(CLI::App& command, const std::string& name, TransportChoice& value);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

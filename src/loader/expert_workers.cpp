@@ -25,6 +25,9 @@ std::optional<WorkerWelcome> welcome_of(WorkerLink& link, bool is_of_several,
       require_run(Clock::now() < until,
                   "the worker {} does not answer: {}: start it, or leave it out", link.address(),
                   error.what());
+    } catch (const PathError& error) {
+      throw PathError(fmt::format("--worker-transport ucx: the worker {} is not reached by UCX: {}",
+                                  link.address(), error.what()));
     } catch (const ProtocolError& error) {
       fail("{}: {}", link.address(), error.what());
     }
@@ -79,7 +82,11 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
           "--workers {} and --workers-file {}: give one of them",
           fmt::format("{}", fmt::join(workers.addresses, ",")), workers.file);
   const Secret secret = workers.secret.read();
-  AskedWorkers asked{.transport = tcp_transport(),
+  ChosenTransport chosen = chosen_transport(workers.transport, secret, "--worker-transport");
+  const PathUse path = !chosen.has_paths                             ? PathUse::kNever
+                       : workers.transport == TransportChoice::kAuto ? PathUse::kIfPossible
+                                                                     : PathUse::kAlways;
+  AskedWorkers asked{.transport = std::move(chosen.transport),
                      .links = {},
                      .welcomes = {},
                      .experts = std::vector<bool>(config.router.n_experts),
@@ -102,6 +109,7 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
     auto link = std::make_unique<WorkerLink>(*asked.transport,
                                              WorkerLinkOptions{.address = worker.address,
                                                                .secret = secret,
+                                                               .path = path,
                                                                .deadline = workers.deadline,
                                                                .note = options.note});
     const std::optional<WorkerWelcome> welcome = welcome_of(*link, worker.is_of_several, until);

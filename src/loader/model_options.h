@@ -16,6 +16,7 @@
 #include "offload/ranks/expert_owners.h"
 #include "offload/simulation/simulated_routing.h"
 #include "transport/secret.h"
+#include "transport/transport_choice.h"
 
 namespace tandem {
 
@@ -54,6 +55,7 @@ struct WorkerOptions {
   std::vector<std::string> addresses = {};  // HOST:PORT
   std::string file = {};                    // with the addresses instead (WorkerList); empty: none
   SecretOptions secret = {};
+  TransportChoice transport = TransportChoice::kTcp;
   std::chrono::milliseconds deadline{500};  // a worker that was silent for so long is down
   // How long a step, and loading, wait for workers that are down.
   std::chrono::duration<double> patience{10};

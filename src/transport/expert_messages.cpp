@@ -140,6 +140,26 @@ WorkerSetup worker_setup_from(MessageBytes body, int32_t max_rows) {
   return setup;
 }
 
+std::vector<std::byte> bytes_of(const PathAnswer& answer) {
+  const uint32_t is_refused = answer.why_not.empty() ? 0 : 1;
+  const std::string why = answer.why_not.substr(0, kMostText);
+  const MessageBytes rest = is_refused != 0 ? std::as_bytes(std::span(why)) : answer.address;
+  std::vector<std::byte> body(sizeof is_refused + rest.size());
+  std::memcpy(body.data(), &is_refused, sizeof is_refused);
+  std::copy(rest.begin(), rest.end(), body.begin() + sizeof is_refused);
+  check(body.size() <= kMostPathBytes, "an answer that its receiver takes");
+  return body;
+}
+
+PathAnswer path_answer_from(MessageBytes body) {
+  const auto is_refused = value_from<uint32_t>(body);
+  const MessageBytes rest = body.subspan(sizeof is_refused);
+  require_protocol(is_refused <= 1 && !rest.empty(), "an answer about a path of {} bytes",
+                   body.size());
+  if (is_refused != 0) return {.address = {}, .why_not = text_from(rest)};
+  return {.address = {rest.begin(), rest.end()}, .why_not = {}};
+}
+
 std::vector<std::byte> bytes_of_load(const std::vector<bool>& experts) {
   std::vector<std::byte> body(experts.size());
   for (size_t e = 0; e < experts.size(); ++e) body[e] = std::byte{static_cast<uint8_t>(experts[e])};

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-constexpr uint32_t kProtocolVersion = 3;
+constexpr uint32_t kProtocolVersion = 4;
 
 // From both sides, first.
 struct WorkerHello {
@@ -58,6 +58,18 @@ struct WorkerSetup {
 constexpr uint32_t kMostBeatMs = 60'000;
 // Throws ProtocolError.
 WorkerSetup worker_setup_from(MessageBytes body, int32_t max_rows);
+
+// What a worker answers to the address of a backbone's path (transport.h): its own one, or why it
+// does not go on by a path. path_answer_from() throws ProtocolError. The text is cut where it is
+// too long.
+struct PathAnswer {
+  std::vector<std::byte> address;
+  std::string why_not;  // empty: both go on by the path
+  bool operator==(const PathAnswer&) const = default;
+};
+constexpr uint64_t kMostPathBytes = 1 << 14;
+std::vector<std::byte> bytes_of(const PathAnswer& answer);
+PathAnswer path_answer_from(MessageBytes body);
 
 // Asks a standby to load experts [n_experts], of every layer: the body has a byte for each, which
 // is 1 for those that are wanted. load_from() throws ProtocolError for another length, another

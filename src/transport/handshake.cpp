@@ -74,6 +74,16 @@ std::vector<std::byte> ClientHandshake::welcome(uint64_t most_bytes) {
   return receive(MessageKind::kWelcome, most_bytes);
 }
 
+void ClientHandshake::use_path() {
+  const MessageBytes mine = connection_->path_address();
+  if (mine.empty()) throw PathError("this program has only sockets");
+  send(MessageKind::kPath, mine);
+  const PathAnswer theirs = path_answer_from(receive(MessageKind::kPath, kMostPathBytes));
+  if (!theirs.why_not.empty()) throw PathError(theirs.why_not);
+  connection_->find_path(theirs.address);
+  connection_->use_path();
+}
+
 std::unique_ptr<MessageConnection> ClientHandshake::take() {
   connection_->set_reading(true);
   return std::move(connection_);
@@ -102,6 +112,23 @@ void ClientHandshake::wait(Clock::time_point until) {
   if (left <= Clock::duration::zero()) throw ConnectionError("no answer");
   MessageConnection* const connection = connection_.get();
   waiter_->wait(std::span(&connection, 1), nullptr, left);
+}
+
+void answer_path(MessageConnection& connection, MessageBytes address,
+                 std::vector<std::byte>& answer) {
+  PathAnswer mine;
+  try {
+    const MessageBytes own = connection.path_address();
+    if (own.empty()) throw PathError("it was not started with --worker-transport ucx or auto");
+    connection.find_path(address);
+    mine.address.assign(own.begin(), own.end());
+  } catch (const PathError& error) {
+    mine.why_not = error.what();
+  }
+  answer = bytes_of(mine);
+  const MessageBytes body = answer;
+  connection.send(MessageKind::kPath, 0, std::span(&body, 1));
+  if (mine.why_not.empty()) connection.use_path();
 }
 
 ServerHandshake::ServerHandshake(const Secret& secret, uint32_t version) : secret_(secret) {

@@ -28,6 +28,9 @@ class ClientHandshake {
   // What the other side tells after both proofs, at most so many bytes. Throws ConnectionError when
   // an answer is late, ProtocolError for another protocol, and Error for another secret.
   std::vector<std::byte> welcome(uint64_t most_bytes);
+  // After welcome(): both sides go on by a path beside the socket. Throws PathError where one of
+  // them does not, and ConnectionError.
+  void use_path();
   // The connection, after welcome().
   std::unique_ptr<MessageConnection> take();
   // Sends a message and waits for one, whose body is returned.
@@ -41,6 +44,12 @@ class ClientHandshake {
   const std::unique_ptr<MessageWaiter> waiter_;
   std::unique_ptr<MessageConnection> connection_;
 };
+
+// What the side that listens does when a peer, after the welcome, has sent the address of its path:
+// answers by the socket, and goes on by the path unless the answer says why not. `answer`, which is
+// written, must not change before it is sent. Throws ConnectionError.
+void answer_path(MessageConnection& connection, MessageBytes address,
+                 std::vector<std::byte>& answer);
 
 // The side that listens. It proves that it knows the secret only to a peer that has proved it.
 class ServerHandshake {

@@ -4,6 +4,13 @@
 
 namespace tandem {
 
+void require_header(const MessageHeader& header) {
+  const bool is_known = header.kind >= MessageKind::kHello && header.kind <= kLastMessageKind;
+  require_protocol(header.magic == MessageHeader::kMagic && is_known && header.zero == 0 &&
+                       header.zeros == MessageHeader().zeros,
+                   "a message of an unknown kind");
+}
+
 void MessageReader::received(size_t n, MessageSink& sink) {
   MessageHeader header;
   if (n_header_ < sizeof header_) {
@@ -13,9 +20,7 @@ void MessageReader::received(size_t n, MessageSink& sink) {
     if (n_header_ >= sizeof header.magic && header.magic != MessageHeader::kMagic)
       throw ProtocolError("the peer does not speak tandem's protocol");
     if (n_header_ < sizeof header_) return;
-    const bool is_known = header.kind >= MessageKind::kHello && header.kind <= kLastMessageKind;
-    if (!is_known || header.zero != 0 || header.zeros != MessageHeader().zeros)
-      throw ProtocolError("a message of an unknown kind");
+    require_header(header);
     body_ = sink.place(header);
     check(body_.size() == header.n_bytes, "a place for the whole body");
     padding_ = std::span(zeros_).first(padding_of(header.n_bytes));

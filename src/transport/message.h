@@ -30,8 +30,9 @@ enum class MessageKind : uint16_t {
   kCancel,     // from the client: the request of this number is not wanted any more
   kLoad,       // from the backbone: experts that a standby is to load
   kLoading,    // from the standby: how far that is, and whether it refuses
+  kPath,       // both ways, before the setup: an address beside the socket
 };
-constexpr auto kLastMessageKind = MessageKind::kLoading;
+constexpr auto kLastMessageKind = MessageKind::kPath;
 
 struct MessageHeader {
   static constexpr uint32_t kMagic = 0x6d646e74;  // "tndm"
@@ -60,6 +61,12 @@ void require_protocol(bool ok, fmt::format_string<Args...> message, Args&&... ar
 struct ConnectionError : RunError {
   using RunError::RunError;
 };
+// There is no path to the peer beside the socket.
+struct PathError : RunError {
+  using RunError::RunError;
+};
+// Throws ProtocolError for a header that no tandem sends.
+void require_header(const MessageHeader& header);
 
 // What takes the messages of a connection.
 class MessageSink {

@@ -1,7 +1,6 @@
 #include "transport/tcp.h"
 
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "transport/polled.h"
 #include "transport/tls_stream.h"
 
 namespace tandem {
@@ -52,7 +52,7 @@ bool would_block(const error_code& error) {
 template <int kName>
 using TcpNumber = asio::detail::socket_option::integer<IPPROTO_TCP, kName>;
 
-class TcpConnection final : public MessageConnection {
+class TcpConnection final : public PolledConnection {
  public:
   explicit TcpConnection(tcp::socket socket) : socket_(std::move(socket)) {
     error_code ignored;  // every option only improves what works without
@@ -105,13 +105,13 @@ class TcpConnection final : public MessageConnection {
     tls_ = std::make_unique<TlsStream>(socket_.native_handle(), key, is_client);
   }
 
-  pollfd polled() {
+  // TLS may have bytes that poll() does not show.
+  bool add_polled(std::vector<pollfd>& polled) override {
     const bool waits = tls_ && tls_->writing_needs_bytes();
     const int events = (reads_ || waits ? POLLIN : 0) | (is_sent() || waits ? 0 : POLLOUT);
-    return {socket_.native_handle(), static_cast<short>(events), 0};
+    polled.push_back({socket_.native_handle(), static_cast<short>(events), 0});
+    return reads_ && tls_ && tls_->has_received();
   }
-  // Whether bytes have come that poll() does not show.
-  bool has_received() const { return reads_ && tls_ && tls_->has_received(); }
 
  private:
   static constexpr size_t kMostParts = 64;  // that Asio writes at a time
@@ -156,7 +156,7 @@ class TcpConnection final : public MessageConnection {
   bool reads_ = true;
 };
 
-class TcpListener final : public MessageListener {
+class TcpListener final : public PolledListener {
  public:
   explicit TcpListener(tcp::acceptor acceptor) : acceptor_(std::move(acceptor)) {
     acceptor_.non_blocking(true);
@@ -168,30 +168,27 @@ class TcpListener final : public MessageListener {
   }
   int port() const override { return acceptor_.local_endpoint().port(); }
   bool is_local() const override { return acceptor_.local_endpoint().address().is_loopback(); }
-  pollfd polled() { return {acceptor_.native_handle(), POLLIN, 0}; }
+  pollfd polled() override { return {acceptor_.native_handle(), POLLIN, 0}; }
 
  private:
   tcp::acceptor acceptor_;
 };
 
-class TcpWaiter final : public MessageWaiter {
+class PollWaiter final : public MessageWaiter {
  public:
-  TcpWaiter() : wakes_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  PollWaiter() : wakes_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     require(wakes_ >= 0, "no file descriptor is left: raise the limit (ulimit -n)");
     polled_.reserve(kUsual);  // a step allocates nothing, even if it is the first that waits
   }
-  ~TcpWaiter() override { close(wakes_); }
+  ~PollWaiter() override { close(wakes_); }
 
   void wait(std::span<MessageConnection* const> connections, MessageListener* listener,
             std::chrono::nanoseconds at_most) override {
     polled_.clear();
     polled_.push_back({wakes_, POLLIN, 0});
-    if (listener) polled_.push_back(static_cast<TcpListener*>(listener)->polled());
-    for (MessageConnection* const each : connections) {
-      auto* const connection = static_cast<TcpConnection*>(each);
-      polled_.push_back(connection->polled());
-      if (connection->has_received()) at_most = {};
-    }
+    if (listener) polled_.push_back(static_cast<PolledListener*>(listener)->polled());
+    for (MessageConnection* const connection : connections)
+      if (static_cast<PolledConnection*>(connection)->add_polled(polled_)) return;
     const int64_t ns = std::max<int64_t>(0, at_most.count());
     const timespec timeout = {ns / 1'000'000'000, ns % 1'000'000'000};
     if (ppoll(polled_.data(), polled_.size(), &timeout, nullptr) <= 0) return;
@@ -246,7 +243,7 @@ class TcpTransport final : public Transport {
     return std::make_unique<TcpListener>(std::move(acceptor));
   }
 
-  std::unique_ptr<MessageWaiter> waiter() override { return std::make_unique<TcpWaiter>(); }
+  std::unique_ptr<MessageWaiter> waiter() override { return std::make_unique<PollWaiter>(); }
 
  private:
   static bool connects(tcp::socket& socket, const tcp::endpoint& endpoint, Clock::time_point until,

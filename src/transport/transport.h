@@ -1,6 +1,6 @@
 // Connections over which messages travel in order. Nothing here waits except Transport::connect()
 // and MessageWaiter::wait(), and no thread is created: who uses a connection calls progress().
-// tcp.h implements it; another network is another implementation.
+// tcp.h implements it, and ucx.h with shared memory and RDMA for what follows a handshake.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -30,6 +30,18 @@ class MessageConnection {
   // has too; one side is the client. All that was given to send() has been sent. Bytes that are not
   // encrypted with the key make progress() throw.
   virtual void encrypt(const SessionKey& key, bool is_client) = 0;
+
+  // A path is another way to the peer than the socket, which remains: its end is the end of the
+  // connection. What is sent by a path is not encrypted.
+  // What the peer needs to send by a path; empty where this transport has none. It stays the same
+  // as long as the connection. Throws PathError.
+  virtual MessageBytes path_address() { return {}; }
+  // Prepares to send to the address that the peer's path_address() has returned. Throws PathError
+  // if it is malformed or not reached.
+  virtual void find_path(MessageBytes) { throw PathError("this program has only sockets"); }
+  // After find_path(). All that was given to send() has been sent, and all that follows takes the
+  // path, in both directions.
+  virtual void use_path() {}
 };
 
 class MessageListener {

@@ -33,6 +33,9 @@ class Sink final : public MessageSink {
       case MessageKind::kWelcome:
         most(kMostWelcomeBytes);
         break;
+      case MessageKind::kPath:
+        most(kMostPathBytes);
+        break;
       default:
         most(static_cast<uint64_t>(kShape.bytes(kShape.max_rows, RowType::kF32)));
     }
@@ -53,6 +56,12 @@ class Sink final : public MessageSink {
       const WorkerWelcome welcome = welcome_from(body);
       check(welcome_from(bytes_of(welcome)) == welcome, "the same again");
       check(is_printable(welcome.arithmetic) && is_printable(welcome.gpu_arithmetic), "printable");
+    }
+    if (header.kind == MessageKind::kPath) {
+      const PathAnswer answer = path_answer_from(body);
+      check(path_answer_from(bytes_of(answer)) == answer || answer.why_not.size() > 1000,
+            "the same again");
+      check(is_printable(answer.why_not), "printable");
     }
     if (header.kind == MessageKind::kSetup) {
       const WorkerSetup setup = worker_setup_from(body, kShape.max_rows);

@@ -137,7 +137,7 @@ int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }
 
 std::string header(const Json& row) {
   const int n_ranks = row["ranks"];
-  const char* const raw = n_ranks > 1 ? "MPI" : "TCP";
+  const char* const raw = n_ranks > 1 ? "MPI" : "raw";
   const int n_hosts = row.value("hosts", 1), width = width_of_operation(n_hosts);
   const std::string on_hosts = n_hosts > 1 ? fmt::format(" on {} hosts", n_hosts) : "";
   return fmt::format(
@@ -147,8 +147,8 @@ std::string header(const Json& row) {
       "\n",
       n_ranks > 1 ? fmt::format("{} ranks{}", n_ranks, on_hosts)
                   : "a backbone and a worker on this host",
-      row["mpi"].get<std::string>(), "operation", width, raw, raw,
-      n_hosts > 1 ? " KB between hosts |" : "", "", width + 1,
+      n_ranks > 1 ? row["mpi"].get<std::string>() : "TCP or UCX alone", "operation", width, raw,
+      raw, n_hosts > 1 ? " KB between hosts |" : "", "", width + 1,
       n_hosts > 1 ? "-----------------:|" : "");
 }
 

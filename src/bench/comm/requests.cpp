@@ -1,5 +1,5 @@
 // `tandem bench comm` without ranks: a request for experts' rows to a worker of this host and its
-// answer, without the time that experts take, beside the same bytes over TCP alone.
+// answer, without the time that experts take, beside the same bytes over TCP or UCX alone.
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -15,6 +15,7 @@
 #include "offload/workers/expert_server.h"
 #include "offload/workers/worker_link.h"
 #include "transport/tcp.h"
+#include "transport/ucx.h"
 
 namespace tandem {
 namespace {
@@ -89,7 +90,7 @@ class Worker {
 };
 
 // A connection over which a thread answers messages of one size with messages of another.
-class PlainTcp {
+class PlainTcp final : public PlainRoundTrips {
  public:
   PlainTcp(int64_t there, int64_t back) : out_(there), in_(back) {
     tcp::acceptor acceptor(io_, {asio::ip::make_address("127.0.0.1"), 0});
@@ -106,7 +107,7 @@ class PlainTcp {
       }
     });
   }
-  ~PlainTcp() {
+  ~PlainTcp() override {
     boost::system::error_code ignored;
     near_.shutdown(tcp::socket::shutdown_both, ignored);
     near_.close(ignored);
@@ -114,7 +115,7 @@ class PlainTcp {
   }
   PlainTcp(const PlainTcp&) = delete;
   PlainTcp& operator=(const PlainTcp&) = delete;
-  void round_trip() {
+  void round_trip() override {
     asio::write(near_, asio::buffer(out_.data(), out_.span().size()));
     asio::read(near_, asio::buffer(in_.data(), in_.span().size()));
   }
@@ -129,12 +130,14 @@ class PlainTcp {
 // Requests of the same rows over a link that is up.
 class Requests {
  public:
-  Requests(Transport& transport, const Worker& worker, int n_rows, const Secret& secret)
+  Requests(Transport& transport, const Worker& worker, int n_rows, const Secret& secret,
+           PathUse path)
       : waiter_(transport.waiter()),
-        link_(transport, {.address = worker.address(), .secret = secret}),
+        link_(transport, {.address = worker.address(), .secret = secret, .path = path}),
         shape_{.n_active = worker.welcome.n_active,
                .dim = worker.welcome.dim,
                .max_rows = worker.welcome.max_rows},
+        rows_at_(shape_.rows_at(n_rows)),
         body_(shape_.bytes(n_rows, RowType::kBf16)),
         answers_(int64_t{n_rows} * shape_.dim * static_cast<int64_t>(sizeof(float))) {
     link_.keep(worker.welcome, worker.welcome.max_rows, *waiter_);
@@ -151,51 +154,77 @@ class Requests {
   void round_trip() {
     answers_.is_answered = false;
     const MessageBytes body = body_.span();
-    bool is_up = link_.request(++number_, std::span(&body, 1));
+    const MessageBytes parts[] = {body.first(rows_at_), body.subspan(rows_at_)};
+    bool is_up = link_.request(++number_, parts);
     while (is_up && (is_up = link_.progress(answers_)) && !answers_.is_answered) {
       MessageConnection* const connection = link_.connection();
       waiter_->wait(std::span(&connection, 1), nullptr, std::chrono::milliseconds(100));
     }
-    if (!is_up) throw RunError("the worker of this host was lost");
+    if (!is_up) throw RunError("the worker of this host was lost: " + link_.why_down());
   }
 
  private:
   const std::unique_ptr<MessageWaiter> waiter_;
   WorkerLink link_;
   const RequestShape shape_;
+  const int64_t rows_at_;  // in the body, which a backbone sends in parts too
   Buffer body_;
   Answers answers_;
   uint64_t number_ = 0;
 };
+
+// What requests travel by, and the same bytes without this program's messages.
+struct RequestWay {
+  std::string operation, raw;
+  std::unique_ptr<Transport> transport;
+  std::function<std::unique_ptr<PlainRoundTrips>(int64_t there, int64_t back)> plain;
+  bool is_encrypted = false;
+  PathUse path = PathUse::kNever;
+};
+
+// UCX is left out where it is not installed.
+std::vector<RequestWay> request_ways() {
+  const auto plain_tcp = [](int64_t there, int64_t back) {
+    return std::make_unique<PlainTcp>(there, back);
+  };
+  std::vector<RequestWay> ways;
+  ways.push_back({"request to a worker", "TCP over loopback", tcp_transport(), plain_tcp});
+  ways.push_back({"encrypted request", "TCP over loopback", tcp_transport(), plain_tcp, true});
+  try {
+    ways.push_back({"request by UCX", "UCX in memory", ucx_transport(UcxReach::kThisHost),
+                    plain_ucx, false, PathUse::kAlways});
+  } catch (const PathError&) {
+  }
+  return ways;
+}
 
 }  // namespace
 
 double bench_requests(const BenchInput& bench, const OnRow& on_row) {
   const BenchOptions& o = bench.options;
   const std::unique_ptr<Group> alone = make_alone();
-  const std::unique_ptr<Transport> transport = tcp_transport();
   const int most = *std::max_element(o.tokens.begin(), o.tokens.end());
   double fewest = 0;
-  const auto measure = [&](int n, bool is_encrypted) {
-    const Secret secret = is_encrypted ? Secret("a secret of this measurement") : Secret();
-    const Worker worker(bench, *transport, most, secret);
-    Requests requests(*transport, worker, n, secret);
+  const auto measure = [&](int n, const RequestWay& way) {
+    const Secret secret = way.is_encrypted ? Secret("a secret of this measurement") : Secret();
+    const Worker worker(bench, *way.transport, most, secret);
+    Requests requests(*way.transport, worker, n, secret, way.path);
     const int64_t back = int64_t{n} * bench.config.dim * static_cast<int64_t>(sizeof(float));
-    PlainTcp plain(requests.bytes(), back);
+    const std::unique_ptr<PlainRoundTrips> plain = way.plain(requests.bytes(), back);
     const ComparedSeconds seconds =
-        compare(*alone, {[&] { requests.round_trip(); }, [&] { plain.round_trip(); }}, o.seconds);
-    if (!is_encrypted && (fewest == 0 || seconds.own < fewest)) fewest = seconds.own;
+        compare(*alone, {[&] { requests.round_trip(); }, [&] { plain->round_trip(); }}, o.seconds);
+    if (!way.is_encrypted && way.path == PathUse::kNever && (fewest == 0 || seconds.own < fewest))
+      fewest = seconds.own;
     nlohmann::ordered_json row =
-        comm_row(1, "TCP over loopback", is_encrypted ? "encrypted request" : "request to a worker",
-                 requests.bytes() + back, seconds);
+        comm_row(1, way.raw, way.operation, requests.bytes() + back, seconds);
     row["config"] = o.config;
     row["tokens"] = n;
     row["there"] = "bf16";
     row["back"] = "f32";
     on_row(row);
   };
-  for (const bool is_encrypted : {false, true})
-    for (const int n : o.tokens) measure(n, is_encrypted);
+  for (const RequestWay& way : request_ways())
+    for (const int n : o.tokens) measure(n, way);
   return fewest;
 }
 
