@@ -22,7 +22,7 @@ TEST_PACKAGES := openmpi-bin
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 # Some tests wait for servers and timeouts most of their time.
-TEST_JOBS := $(shell expr $(JOBS) + 1)
+TEST_JOBS := $(shell expr $(JOBS) + 2)
 FUZZ_SECONDS ?= 600
 LINT_CHANGED ?= 5
 SEED ?= 1
