@@ -3,8 +3,8 @@
 // between rows. Every pointer is device memory unless stated otherwise. Launches with 0 rows do
 // nothing.
 #pragma once
-#include "gpu_kernels/numbers.h"
 #include "gpu_kernels/launch_shape.h"
+#include "gpu_kernels/numbers.h"
 
 namespace tandem::gpu {
 

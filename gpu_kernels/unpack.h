@@ -1,8 +1,8 @@
 // Converts weights on the GPU from the panels of the CPU kernels (cpu_kernels/kernels.h, Layout) to
 // rows.
 #pragma once
-#include "gpu_kernels/numbers.h"
 #include "gpu_kernels/launch_shape.h"
+#include "gpu_kernels/numbers.h"
 
 namespace tandem::gpu {
 

@@ -1,9 +1,9 @@
 // Multi-head latent attention on the GPU, absorbed and naive form, over pages of the latent cache.
 // Every pointer is device memory. docs/gpu_kernels.md gives the reasons for the kernels' design.
 #pragma once
+#include "gpu_kernels/launch_shape.h"
 #include "gpu_kernels/numbers.h"
 #include "gpu_kernels/products/products.h"
-#include "gpu_kernels/launch_shape.h"
 
 namespace tandem::gpu {
 

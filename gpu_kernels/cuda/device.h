@@ -7,8 +7,8 @@
 
 #include <type_traits>
 
-#include "gpu_kernels/numbers.h"
 #include "gpu_kernels/launch_shape.h"
+#include "gpu_kernels/numbers.h"
 
 namespace tandem::gpu {
 

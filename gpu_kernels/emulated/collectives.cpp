@@ -53,9 +53,7 @@ struct Collectives::Impl {
   std::atomic<uint64_t> n_done = 0;  // pieces
   std::atomic<bool> ending = false;
 
-  static void count_sent(int64_t n) {
-    emulated::counts().sent += n * int64_t{sizeof(float)};
-  }
+  static void count_sent(int64_t n) { emulated::counts().sent += n * int64_t{sizeof(float)}; }
   bool may_wait() const { return !ending && !emulated::is_lost(); }
 
   // What follows runs on the stream's thread. The sums of pieces are taken in ascending order of

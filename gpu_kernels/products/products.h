@@ -3,8 +3,8 @@
 // have a multiple of 64 columns (of 128 in per_head_product(), of 4 in exact_product()).
 // docs/gpu_kernels.md gives the reasons for each kernel's design.
 #pragma once
-#include "gpu_kernels/products/weight.h"
 #include "gpu_kernels/launch_shape.h"
+#include "gpu_kernels/products/weight.h"
 
 namespace tandem::gpu {
 

@@ -36,7 +36,7 @@ struct GpuModelOptions {
   // How rows of replicas travel; nothing: what is faster.
   std::optional<ExchangeMode> exchange = {};
   bool on_one_host = true;  // the ranks of the stage
-  bool records = true;                      // decode steps are recorded as graphs
+  bool records = true;      // decode steps are recorded as graphs
   LoadProgress progress = {};
   // How long the CPU waits for the GPU, which waits for other ranks.
   std::chrono::duration<double> patience = std::chrono::seconds(60);
