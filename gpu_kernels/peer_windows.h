@@ -32,7 +32,10 @@ class PeerWindows {
   // ranks make windows of the same size. Throws Error where this GPU cannot reach one of them, or
   // they are more than kMaxPeers.
   void open(std::span<const Handle> of_ranks, int rank);
-  // Valid after open(), while the objects of all ranks live.
+  // Called by all ranks after their last use, before any of them destroys its object: a GPU's
+  // memory must not be freed while others have it.
+  void close();
+  // Valid between open() and close(), while the objects of all ranks live.
   const PeerAddresses& addresses() const;
   std::byte* own() const;
 

@@ -318,7 +318,7 @@ TEST(ExchangedExpertsOfGpusSend, FewerBytesInParcels) {
   }
 }
 
-// Bytes that a GPU sends for a row of R1, with experts dealt in turns (docs/grids.md).
+// Bytes that a GPU sends for a row of R1, with experts dealt in turns (docs/gpu_exchange.md).
 TEST(ExchangedExpertsOfGpusSend, AsManyBytesForR1AsDocumented) {
   const ModelConfig c = known_model("r1");
   const gpu::ParcelShape parcel = {static_cast<int>(c.dim), c.router.n_active, true};

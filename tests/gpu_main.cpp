@@ -25,5 +25,5 @@ int main(int argc, char** argv) {
     std::printf("skipped: %s\n", e.what());
     return 77;
   }
-  return RUN_ALL_TESTS();
+  return tandem::test::run_chosen();
 }

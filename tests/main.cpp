@@ -6,5 +6,5 @@
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   tandem::test::choose_tests_of_file(argv[0]);
-  return RUN_ALL_TESTS();
+  return tandem::test::run_chosen();
 }

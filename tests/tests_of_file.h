@@ -3,6 +3,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <string>
 
@@ -28,6 +29,14 @@ inline void choose_tests_of_file(const std::filesystem::path& program) {
   const std::string chosen = testing::GTEST_FLAG(filter);
   const bool excludes = chosen.find('-') != std::string::npos;
   testing::GTEST_FLAG(filter) = chosen + (excludes ? "" : "-") + others;
+}
+
+// Runs what is chosen. A filter that chooses nothing fails.
+inline int run_chosen() {
+  const int failed = RUN_ALL_TESTS();
+  if (testing::UnitTest::GetInstance()->test_to_run_count() > 0) return failed;
+  std::puts("no test is chosen");
+  return 1;
 }
 
 }  // namespace tandem::test

@@ -24,16 +24,20 @@ struct PeerWindows::Impl {
 PeerWindows::PeerWindows(int64_t bytes)
     : impl_(new Impl{.mine = {round_up(bytes, kSharedPiece), Site::kDevice}}) {}
 
-PeerWindows::~PeerWindows() {
+PeerWindows::~PeerWindows() { close(); }
+
+void PeerWindows::close() {
   for (int r = 0; r < impl_->n_ranks; ++r)
     if (r != impl_->rank && impl_->all.of_rank[r]) cudaIpcCloseMemHandle(impl_->all.of_rank[r]);
+  impl_->all = {};
 }
 
 PeerWindows::Handle PeerWindows::handle() const {
   cudaIpcMemHandle_t ipc;
   const cudaError_t status = cudaIpcGetMemHandle(&ipc, impl_->mine.as<void>());
   cudaGetLastError();  // a call that is refused is reported once
-  require(status == cudaSuccess, "the GPU's memory cannot be shared: {}",
+  require(status == cudaSuccess,
+          "the GPU's memory cannot be shared: {}: give --ep-dispatch gather or all-to-all",
           cudaGetErrorString(status));
   Handle handle = {};
   static_assert(sizeof ipc <= sizeof handle);
@@ -42,8 +46,9 @@ PeerWindows::Handle PeerWindows::handle() const {
 }
 
 void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
-  require(of_ranks.size() <= kMaxPeers, "{} GPUs share memory: at most {}", of_ranks.size(),
-          kMaxPeers);
+  require(of_ranks.size() <= kMaxPeers,
+          "{} GPUs share memory, which at most {} can: give --ep-dispatch gather or all-to-all",
+          of_ranks.size(), kMaxPeers);
   impl_->rank = rank;
   impl_->n_ranks = static_cast<int>(of_ranks.size());
   for (int r = 0; r < impl_->n_ranks; ++r) {
@@ -56,7 +61,8 @@ void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
     void* memory = nullptr;
     const cudaError_t status = cudaIpcOpenMemHandle(&memory, ipc, cudaIpcMemLazyEnablePeerAccess);
     cudaGetLastError();
-    require(status == cudaSuccess, "the GPU cannot reach that of rank {}: {}", r,
+    require(status == cudaSuccess,
+            "the GPU cannot reach that of rank {}: {}: give --ep-dispatch gather or all-to-all", r,
             cudaGetErrorString(status));
     impl_->all.of_rank[r] = static_cast<std::byte*>(memory);
   }

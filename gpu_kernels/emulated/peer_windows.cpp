@@ -34,10 +34,15 @@ PeerWindows::PeerWindows(int64_t bytes) : impl_(new Impl{.bytes = bytes}) {
 }
 
 PeerWindows::~PeerWindows() {
+  close();
+  if (impl_->mine) munmap(impl_->mine, impl_->bytes);
+  if (impl_->file >= 0) ::close(impl_->file);
+}
+
+void PeerWindows::close() {
   for (int r = 0; r < kMaxPeers; ++r)
     if (r != impl_->rank && impl_->all.of_rank[r]) munmap(impl_->all.of_rank[r], impl_->bytes);
-  if (impl_->mine) munmap(impl_->mine, impl_->bytes);
-  if (impl_->file >= 0) close(impl_->file);
+  impl_->all = {};
 }
 
 PeerWindows::Handle PeerWindows::handle() const {
@@ -47,8 +52,9 @@ PeerWindows::Handle PeerWindows::handle() const {
 }
 
 void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
-  require(of_ranks.size() <= kMaxPeers, "{} GPUs share memory: at most {}", of_ranks.size(),
-          kMaxPeers);
+  require(of_ranks.size() <= kMaxPeers,
+          "{} GPUs share memory, which at most {} can: give --ep-dispatch gather or all-to-all",
+          of_ranks.size(), kMaxPeers);
   impl_->rank = rank;
   for (int r = 0; r < static_cast<int>(of_ranks.size()); ++r) {
     if (r == rank) {
@@ -57,8 +63,9 @@ void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
     }
     const int file = ::open(of_ranks[r].data(), O_RDWR | O_CLOEXEC);
     impl_->all.of_rank[r] = file >= 0 ? impl_->map(file) : nullptr;
-    if (file >= 0) close(file);
-    require(impl_->all.of_rank[r], "the GPU cannot reach that of rank {}", r);
+    if (file >= 0) ::close(file);
+    require(impl_->all.of_rank[r],
+            "the GPU cannot reach that of rank {}: give --ep-dispatch gather or all-to-all", r);
   }
 }
 

@@ -22,6 +22,7 @@ class ExpertServer::Peer final : public MessageSink {
       : server_(server),
         connection_(std::move(connection)),
         handshake_(server.options_.secret, kProtocolVersion) {}
+  ~Peer() override { connection_.reset(); }  // before the memory that it sends and receives
 
   // Returns false if the connection has ended.
   bool progress() {
@@ -115,7 +116,7 @@ class ExpertServer::Peer final : public MessageSink {
       case Stage::kHandshake:
         return handshake_.place(header);
       case Stage::kSetup:
-        if (header.kind == MessageKind::kPath && path_.empty() &&
+        if (header.kind == MessageKind::kPath && path_.empty() && header.n_bytes > 0 &&
             header.n_bytes <= kMostPathBytes) {
           path_.resize(header.n_bytes);
           return path_;

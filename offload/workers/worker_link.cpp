@@ -65,12 +65,13 @@ WorkerLink::~WorkerLink() {
   }
   stopped_.notify_all();
   thread_.join();
+  connection_.reset();  // before the memory that it sends and receives
 }
 
 WorkerWelcome WorkerLink::ask() {
   const ClientHandshake::Options how = handshake_with(options_);
   ClientHandshake handshake(transport_, how);
-  const WorkerWelcome welcome = welcome_from(handshake.welcome(kMostWelcomeBytes));
+  WorkerWelcome welcome = welcome_from(handshake.welcome(kMostWelcomeBytes));
   if (options_.path == PathUse::kAlways) handshake.use_path();
   return welcome;
 }

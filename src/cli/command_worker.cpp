@@ -80,6 +80,7 @@ int worker_command(const Options& options) {
   };
   const Secret secret = w.secret.read();
   const ChosenTransport chosen = chosen_transport(w.transport, secret, "--worker-transport");
+  if (!chosen.why_not.empty()) note("rows travel by TCP: " + chosen.why_not);
   ExpertServer server(*chosen.transport, {.address = w.listen,
                                           .secret = secret,
                                           .is_asked_to_end = [] { return is_asked_to_end != 0; },

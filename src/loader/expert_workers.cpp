@@ -83,6 +83,7 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
           fmt::format("{}", fmt::join(workers.addresses, ",")), workers.file);
   const Secret secret = workers.secret.read();
   ChosenTransport chosen = chosen_transport(workers.transport, secret, "--worker-transport");
+  if (!chosen.why_not.empty()) options.note("rows travel to workers by TCP: " + chosen.why_not);
   const PathUse path = !chosen.has_paths                             ? PathUse::kNever
                        : workers.transport == TransportChoice::kAuto ? PathUse::kIfPossible
                                                                      : PathUse::kAlways;

@@ -77,7 +77,10 @@ class GpuModel {
   // The GPUs of the group's ranks compute together, each a rank's share of a replica. All ranks
   // call it, after add_cpu_experts(). The owners outlive the object. Throws Error where the GPUs
   // cannot be connected.
-  virtual void join(Group& ranks, const ExpertOwners& owners) = 0;
+  // on_hang is called, from another thread, where GPUs wait for each other without end while they
+  // measure how rows travel.
+  virtual void join(Group& ranks, const ExpertOwners& owners,
+                    const std::function<void()>& on_hang) = 0;
   // After join(): how rows of replicas travel, in a line; empty: there is one replica.
   virtual std::string ways_of_rows() const = 0;
   // For options that move experts; the last call before the first step. What the parts refer to

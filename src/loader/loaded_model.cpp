@@ -357,7 +357,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
 
 void LoadedModel::join_ranks(const ModelOptions& options) {
   Group& group = *options.ranks.group;
-  gpu_->join(group, *owners_);
+  gpu_->join(group, *owners_, [&group] { end_ranks(group); });
   const std::string ways = gpu_->ways_of_rows();
   if (!ways.empty()) options.note("rows of experts: " + ways);
   const auto patience = std::chrono::duration_cast<std::chrono::seconds>(

@@ -119,7 +119,8 @@ void answer_path(MessageConnection& connection, MessageBytes address,
   PathAnswer mine;
   try {
     const MessageBytes own = connection.path_address();
-    if (own.empty()) throw PathError("it was not started with --worker-transport ucx or auto");
+    if (own.empty())
+      throw PathError("it was not started with --worker-transport ucx or auto, or has no UCX");
     connection.find_path(address);
     mine.address.assign(own.begin(), own.end());
   } catch (const PathError& error) {

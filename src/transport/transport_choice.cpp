@@ -14,7 +14,7 @@ ChosenTransport chosen_transport(TransportChoice choice, const Secret& secret,
   } catch (const PathError& error) {
     require(choice == TransportChoice::kAuto, "{} ucx: {}: give {} auto or tcp, or install it",
             option, error.what(), option);
-    return {tcp_transport()};
+    return {tcp_transport(), false, error.what()};
   }
 }
 

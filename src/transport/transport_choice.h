@@ -1,5 +1,7 @@
 // Which transport a process uses, as its user has chosen.
 #pragma once
+#include <string>
+
 #include "transport/secret.h"
 #include "transport/transport.h"
 
@@ -13,7 +15,8 @@ enum class TransportChoice : uint8_t {
 
 struct ChosenTransport {
   std::unique_ptr<Transport> transport;
-  bool has_paths = false;  // its connections have a path beside the socket
+  bool has_paths = false;    // its connections have a path beside the socket
+  std::string why_not = {};  // kAuto has found none
 };
 // Throws Error where UCX is chosen and not to be had; `option` names what chose it. UCX does not
 // encrypt, so it has shared memory alone, unless the secret stands for proofs without encryption.

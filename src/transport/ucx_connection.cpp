@@ -12,7 +12,8 @@ constexpr unsigned kId = 0;  // of the active messages
 // of a step.
 constexpr size_t kMostIncoming = 4096;
 constexpr int kMostProgress = 1000;  // calls in a row
-constexpr std::chrono::seconds kCloseAtMost(1);
+// Shorter than the silence after which a peer is lost: others wait meanwhile.
+constexpr std::chrono::milliseconds kCloseAtMost(50);
 
 }  // namespace
 
@@ -42,7 +43,8 @@ void UcxConnection::close_endpoint() {
 }
 
 MessageBytes UcxConnection::path_address() {
-  if (worker_) return address_;
+  if (!address_.empty()) return address_;
+  if (worker_) throw PathError("UCX had no path before");
   ucp_worker_params_t params = {};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
@@ -193,7 +195,7 @@ ucs_status_t UcxConnection::arrived(void* connection, const void* header, size_t
 bool UcxConnection::progress(MessageSink& sink) {
   if (!uses_path_) return socket_->progress(sink);
   const uint64_t before = n_arrived_ + n_taken_;
-  work();
+  const bool has_worked = work();
   require_protocol(!has_too_many_, "more messages than a peer has under way");
   // Where UCX reads memory of the peer by copying it, this thread does that in work().
   while (reads_ && (take_first(sink) || (is_fetching_ && work()))) {
@@ -202,7 +204,7 @@ bool UcxConnection::progress(MessageSink& sink) {
   if (n_arrived_ + n_taken_ != before) return true;
   watch_socket();
   require_works();
-  return false;
+  return is_fetching_ && has_worked;  // a part of a body
 }
 
 // Returns whether UCX had anything to do. It has more only after a bound.

@@ -21,7 +21,8 @@ void configure(decltype(ucp_config_modify)* modify, ucp_config_t* config, UcxRea
   // Sockets of UCX would be open to strangers, and are not faster than those of tcp.h.
   set("TLS", "shm,ib");
   if (reach == UcxReach::kThisHost) {
-    modify(config, "TLS", "shm");
+    if (modify(config, "TLS", "shm") != UCS_OK)
+      throw PathError("UCX cannot be restricted to shared memory, and it does not encrypt");
     set("RNDV_THRESH", "56k");  // shorter messages are copied, which wakes the sender less often
   }
   set("MM_SEG_SIZE", "60k");  // and are not divided; UCX counts the bytes of a piece with 16 bits

@@ -1,9 +1,11 @@
 #include "loader/gpu_model.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "comm/agreement.h"
 #include "core/clock.h"
+#include "core/progress_watch.h"
 #include "loader/grid_groups.h"
 #include "model/checkpoint.h"
 #include "offload/gpu/cuda_rank_experts.h"
@@ -154,7 +156,8 @@ class Loaded final : public GpuModel {
     if (rank_experts_) return *rank_experts_;
     return *gpu_experts_;
   }
-  void join(Group& ranks, const ExpertOwners& owners) override {
+  void join(Group& ranks, const ExpertOwners& owners,
+            const std::function<void()>& on_hang) override {
     const GridGroups groups(ranks, grid_);
     stage_ = connected(groups.stage());
     device_.use(*stage_);
@@ -167,7 +170,7 @@ class Loaded final : public GpuModel {
     if (owners.has_replicas() || grid_.n_replicas > 1)
       owners_ = std::make_unique<CudaOwners>(owners, stage_->rank(), stage_->n_ranks(), stream_);
     if (grid_.n_replicas > 1)
-      exchange_rows(groups.stage());
+      exchange_rows(groups.stage(), on_hang);
     else if (owners_)
       replicas_ = std::make_unique<CudaReplicas>(*owners_, experts(), expert_tokens_,
                                                  config_.router.n_active);
@@ -239,7 +242,7 @@ class Loaded final : public GpuModel {
  private:
   void load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
             const GpuParts& parts);
-  void exchange_rows(Group& stage);
+  void exchange_rows(Group& stage, const std::function<void()>& on_hang);
 
   const ModelConfig& config_;
   const int max_tokens_;
@@ -275,7 +278,7 @@ class Loaded final : public GpuModel {
 
 // Parcels have rows in BF16 where the experts of all ranks round them to that. An emulated GPU
 // measures nothing.
-void Loaded::exchange_rows(Group& stage) {
+void Loaded::exchange_rows(Group& stage, const std::function<void()>& on_hang) {
   network_ = std::make_unique<gpu::Stream>();
   ways_.sends_parcels = least_on_all(stage, ways_.sends_parcels) > 0;
   ways_.measures = !gpu_info_.emulated;
@@ -285,7 +288,13 @@ void Loaded::exchange_rows(Group& stage) {
                                      .stream = stream_,
                                      .network = *network_,
                                      .sends_bf16 = ways_.sends_parcels && !fp8_activations_};
+  // NCCL connects in its first calls, which may take seconds.
+  constexpr std::chrono::seconds kPatience(60);
+  std::optional<ProgressWatch> watch;
+  if (ways_.measures)
+    watch.emplace([this] { return WorkProgress{true, stage_->progress()}; }, kPatience, on_hang);
   CudaWays ways = choose_cuda_ways(parts, stage, ways_);
+  watch.reset();
   if (!can_record(ways.decode ? ways.mode_of_decode : ways.mode_of_prompts))
     device_.record_nothing();
   exchanged_ = std::make_unique<CudaExchangedExperts>(

@@ -1,13 +1,20 @@
 #include "offload/gpu/exchange/cuda_exchange.h"
 
+#include "comm/agreement.h"
+
 namespace tandem {
 
 std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
                                                  const CudaExchange::Parts& parts, Group& group,
                                                  int64_t max_rows) {
-  if (mode == ExchangeMode::kGather) return make_cuda_gather(parts, max_rows);
-  if (mode == ExchangeMode::kAllToAll) return make_cuda_all_to_all(parts, max_rows);
-  return make_cuda_low_latency(parts, group, max_rows);
+  std::unique_ptr<CudaExchange> made;
+  run_on_all(group, [&] {
+    made = mode == ExchangeMode::kGather     ? make_cuda_gather(parts, max_rows)
+           : mode == ExchangeMode::kAllToAll ? make_cuda_all_to_all(parts, max_rows)
+                                             : make_cuda_low_latency(parts, max_rows);
+  });
+  made->open(group);
+  return made;
 }
 
 int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, int n_ranks,

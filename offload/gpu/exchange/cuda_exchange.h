@@ -21,7 +21,8 @@ struct CudaLane {
 };
 
 // Everything is enqueued, on the backbone's stream or on the network's, in the order of the calls
-// of a micro-batch. A token's sum is that of all ranks, in ascending order of ranks.
+// of a micro-batch. A token's sum is that of all ranks, in ascending order of ranks but by gather,
+// where it is in NCCL's.
 class CudaExchange {
  public:
   struct Parts {
@@ -36,6 +37,8 @@ class CudaExchange {
   virtual ~CudaExchange() = default;
   int64_t max_rows() const { return max_rows_; }  // of a rank in a step
 
+  // Called by all ranks once all have made the object. Throws AgreedError.
+  virtual void open(Group&) {}
   // The rows of this rank's tokens leave, at most n_of_rank, or are prepared for it.
   virtual void send(const CudaLane& lane, const ExpertBatch& own) = 0;
   // Rows leave whose number the host had to learn: it waits until they are prepared.
@@ -51,6 +54,9 @@ class CudaExchange {
   // y += the sums of this rank's tokens.
   virtual void add_to(const CudaLane& lane, TensorView y) = 0;
 
+  // Called by all ranks after their last use, before any of them destroys its object.
+  virtual void close() {}
+
   // A number that changes while the GPU passes signals of others, beside Collectives::progress().
   virtual uint64_t progress() const { return 0; }
 
@@ -59,8 +65,8 @@ class CudaExchange {
 };
 
 // For up to max_rows rows of each rank in the micro-batches of a step together. References outlive
-// what is made. All ranks call it, with a group of the same ranks. Throws Error on all ranks where
-// kLowLatency needs the memory of a GPU that another one cannot reach.
+// what is made. All ranks call it, with a group of the same ranks. Throws AgreedError where a GPU
+// has no memory, or kLowLatency needs that of a GPU that another one cannot reach.
 std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
                                                  const CudaExchange::Parts& parts, Group& group,
                                                  int64_t max_rows);
@@ -75,7 +81,7 @@ int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, int n_
 std::unique_ptr<CudaExchange> make_cuda_gather(const CudaExchange::Parts& parts, int64_t max_rows);
 std::unique_ptr<CudaExchange> make_cuda_all_to_all(const CudaExchange::Parts& parts,
                                                    int64_t max_rows);
-std::unique_ptr<CudaExchange> make_cuda_low_latency(const CudaExchange::Parts& parts, Group& group,
+std::unique_ptr<CudaExchange> make_cuda_low_latency(const CudaExchange::Parts& parts,
                                                     int64_t max_rows);
 int64_t cuda_gather_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows);
 int64_t cuda_all_to_all_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows);

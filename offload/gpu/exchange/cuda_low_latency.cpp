@@ -34,7 +34,7 @@ struct RowWindow {
 
 class CudaLowLatency final : public CudaExchange {
  public:
-  CudaLowLatency(const Parts& parts, Group& group, int64_t max_rows)
+  CudaLowLatency(const Parts& parts, int64_t max_rows)
       : CudaExchange(max_rows),
         p_(parts),
         n_ranks_(parts.ranks.n_ranks()),
@@ -42,22 +42,23 @@ class CudaLowLatency final : public CudaExchange {
         window_{n_ranks_, max_rows, parcels_.shape().bytes(), parts.config.dim},
         counts_(int64_t{kLanes} * n_ranks_ * 4, gpu::Site::kDevice),
         signals_(kSignals * 2 * kLanes * 4, gpu::Site::kDevice),
-        passed_(int64_t{2} * kLanes * 4, gpu::Site::kMapped) {
-    gpu::PeerWindows::Handle mine = {};
-    run_on_all(group, [&] {
-      windows_ = std::make_unique<gpu::PeerWindows>(window_.bytes());
-      mine = windows_->handle();
-    });
+        passed_(int64_t{2} * kLanes * 4, gpu::Site::kMapped),
+        windows_(window_.bytes()),
+        handle_(windows_.handle()) {}
+
+  void open(Group& group) override {
     std::vector<gpu::PeerWindows::Handle> all(n_ranks_);
-    group.all_gather_values(mine, std::span(all));
-    run_on_all(group, [&] { windows_->open(all, group.rank()); });
+    group.all_gather_values(handle_, std::span(all));
+    run_on_all(group, [&] { windows_.open(all, group.rank()); });
   }
+
+  void close() override { windows_.close(); }
 
   void send(const CudaLane& lane, const ExpertBatch& own) override {
     int32_t* const counts = counts_.as<int32_t>() + lane.number * n_ranks_;
     parcels_.pack(
         lane, own, counts,
-        {.peers = windows_->addresses(), .offset = window_.parcels_from(lane, p_.ranks.rank())});
+        {.peers = windows_.addresses(), .offset = window_.parcels_from(lane, p_.ranks.rank())});
     p_.stream.record(ready_);
     p_.network.wait_for(ready_);
     signal(lane, RowWindow::kRows, counts);
@@ -66,7 +67,7 @@ class CudaLowLatency final : public CudaExchange {
   Here arrived(const CudaLane& lane) override {
     p_.stream.wait_for(there_[lane.number]);
     return parcels_.unpack(lane, n_ranks_ * lane.n_of_rank,
-                           {.parcels = windows_->own() + window_.parcels_from(lane, 0),
+                           {.parcels = windows_.own() + window_.parcels_from(lane, 0),
                             .counts = counts_from_ranks(lane),
                             .n_each = static_cast<int>(lane.n_of_rank)});
   }
@@ -80,7 +81,7 @@ class CudaLowLatency final : public CudaExchange {
                                 .n_each = static_cast<int>(lane.n_of_rank),
                                 .rows = static_cast<int>(sums.rows),
                                 .dim = static_cast<int>(sums.cols),
-                                .peers = windows_->addresses(),
+                                .peers = windows_.addresses(),
                                 .offset = window_.sums_from(lane, p_.ranks.rank())});
     signal(lane, RowWindow::kSums, nullptr);
   }
@@ -88,7 +89,7 @@ class CudaLowLatency final : public CudaExchange {
   void add_to(const CudaLane& lane, TensorView y) override {
     p_.stream.wait_for(there_[lane.number]);
     const auto* const sums =
-        reinterpret_cast<const float*>(windows_->own() + window_.sums_from(lane, 0));
+        reinterpret_cast<const float*>(windows_.own() + window_.sums_from(lane, 0));
     parcels_.add_to(lane, sums, static_cast<int>(lane.n_of_rank), y);
   }
 
@@ -102,7 +103,7 @@ class CudaLowLatency final : public CudaExchange {
  private:
   enum Signal { kRaised, kAwaited, kSignals };
   const int32_t* counts_from_ranks(const CudaLane& lane) const {
-    return reinterpret_cast<const int32_t*>(windows_->own() +
+    return reinterpret_cast<const int32_t*>(windows_.own() +
                                             window_.word(RowWindow::kCount, lane.number, 0));
   }
   // Tells all ranks that what this one has written is there, and waits for theirs.
@@ -110,14 +111,14 @@ class CudaLowLatency final : public CudaExchange {
     const int rank = p_.ranks.rank();
     const int number = (kind == RowWindow::kRows ? 0 : kLanes) + lane.number;
     auto* const signals = signals_.as<uint32_t>() + number * kSignals;
-    gpu::signal_peers(p_.network, {.peers = windows_->addresses(),
+    gpu::signal_peers(p_.network, {.peers = windows_.addresses(),
                                    .word = window_.word(kind, lane.number, rank),
                                    .counts = counts,
                                    .count = window_.word(RowWindow::kCount, lane.number, rank),
                                    .n_raised = signals + kRaised,
                                    .n_ranks = n_ranks_});
     gpu::await_peers(p_.network, {.words = reinterpret_cast<const uint32_t*>(
-                                      windows_->own() + window_.word(kind, lane.number, 0)),
+                                      windows_.own() + window_.word(kind, lane.number, 0)),
                                   .n_awaited = signals + kAwaited,
                                   .passed = passed_.as<uint32_t>() + number,
                                   .n_ranks = n_ranks_});
@@ -131,9 +132,10 @@ class CudaLowLatency final : public CudaExchange {
   const gpu::Buffer counts_;   // [micro-batches, ranks] rows for each rank
   const gpu::Buffer signals_;  // [rows or sums, micro-batches, Signal]
   const gpu::Buffer passed_;   // [rows or sums, micro-batches] signals that were awaited
-  std::unique_ptr<gpu::PeerWindows> windows_;
-  gpu::Event ready_;                      // what is sent next
-  std::array<gpu::Event, kLanes> there_;  // what was sent last has come
+  gpu::PeerWindows windows_;
+  const gpu::PeerWindows::Handle handle_;  // of this rank's window
+  gpu::Event ready_;                       // what is sent next
+  std::array<gpu::Event, kLanes> there_;   // what was sent last has come
 };
 
 }  // namespace
@@ -145,9 +147,9 @@ int64_t cuda_low_latency_bytes(const ModelConfig& config, int n_ranks, int64_t m
          RowWindow{n_ranks, max_rows, parcel, config.dim}.bytes() + (2 << 20);
 }
 
-std::unique_ptr<CudaExchange> make_cuda_low_latency(const CudaExchange::Parts& parts, Group& group,
+std::unique_ptr<CudaExchange> make_cuda_low_latency(const CudaExchange::Parts& parts,
                                                     int64_t max_rows) {
-  return std::make_unique<CudaLowLatency>(parts, group, max_rows);
+  return std::make_unique<CudaLowLatency>(parts, max_rows);
 }
 
 }  // namespace tandem

@@ -57,17 +57,18 @@ class RandomRows {
 double seconds_of(CudaExchange& exchange, const CudaExchange::Parts& parts, Group& group,
                   int64_t n_rows) {
   constexpr int kRounds = 5;
-  const RandomRows rows(parts, n_rows);
+  std::optional<RandomRows> rows;
+  run_on_all(group, [&] { rows.emplace(parts, n_rows); });
   const CudaLane lane = {.n_of_rank = n_rows};
   double least = 0;
   for (int round = 0; round <= kRounds; ++round) {
     group.barrier();
     const auto start = Clock::now();
-    exchange.send(lane, rows.batch());
+    exchange.send(lane, rows->batch());
     exchange.send_counted(lane);
     exchange.arrived(lane);
     exchange.send_back(lane);
-    exchange.add_to(lane, rows.batch().x);
+    exchange.add_to(lane, rows->batch().x);
     parts.stream.wait();
     const double seconds = seconds_since(start);
     if (round == 1 || (round > 1 && seconds < least)) least = seconds;  // the first one connects
@@ -80,30 +81,34 @@ double seconds_of(CudaExchange& exchange, const CudaExchange::Parts& parts, Grou
 struct Chosen {
   ExchangeMode mode;
   std::unique_ptr<CudaExchange> exchange;
+  std::string why_not;  // another mode cannot be used
 };
 
 // The fastest of the modes that the GPUs can use, or the first of these. The memory of what was
-// measured before is free again.
+// measured before is free again. The last mode is one that all can use.
 Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const ExchangeMode> modes,
               bool measures, int64_t n_rows) {
   std::optional<ExchangeMode> best;
   double best_seconds = 0;
+  std::string why_not;
   for (const ExchangeMode mode : modes) {
     std::unique_ptr<CudaExchange> exchange;
     try {
       exchange = make_cuda_exchange(mode, parts, group, n_rows);
-    } catch (const AgreedError& error) {  // a GPU cannot reach another one's memory
-      if (error.while_running) throw;
+    } catch (const AgreedError& error) {  // a GPU has no memory, or reaches that of none
+      if (error.while_running || mode == modes.back()) throw;
+      why_not = error.what();
       continue;
     }
-    if (!measures) return {mode, std::move(exchange)};
+    if (!measures) return {mode, std::move(exchange), why_not};
     const double seconds = seconds_of(*exchange, parts, group, n_rows);
-    group.barrier();  // windows are freed once all ranks have written
+    exchange->close();
+    group.barrier();
     if (best && seconds >= best_seconds) continue;
     best = mode;
     best_seconds = seconds;
   }
-  return {*best, make_cuda_exchange(*best, parts, group, n_rows)};
+  return {*best, make_cuda_exchange(*best, parts, group, n_rows), why_not};
 }
 
 constexpr ExchangeMode kOfPrompts[] = {ExchangeMode::kAllToAll, ExchangeMode::kGather};
@@ -113,8 +118,8 @@ constexpr ExchangeMode kOnlyGather[] = {ExchangeMode::kGather};
 }  // namespace
 
 std::string CudaWays::said() const {
-  return fmt::format("prompts by {}, decode by {}", name_of(mode_of_prompts),
-                     name_of(mode_of_decode));
+  return fmt::format("prompts by {}, decode by {}{}{}", name_of(mode_of_prompts),
+                     name_of(mode_of_decode), why_not.empty() ? "" : "; not others: ", why_not);
 }
 
 CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
@@ -122,14 +127,15 @@ CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
   const int64_t n = rows_of_prompts(asked);
   if (asked.mode || !asked.sends_parcels) {
     const ExchangeMode mode = asked.mode.value_or(ExchangeMode::kGather);
-    return {mode, mode, make_cuda_exchange(mode, parts, group, n), nullptr};
+    return {mode, mode, make_cuda_exchange(mode, parts, group, n), nullptr, {}};
   }
   Chosen prompts = choose(parts, group, kOfPrompts, asked.measures, n);
   const auto of_decode = asked.on_one_host ? std::span<const ExchangeMode>(kOfDecode)
                                            : std::span<const ExchangeMode>(kOnlyGather);
   Chosen decode = choose(parts, group, of_decode, asked.measures, rows_of_decode(asked));
   if (decode.mode == prompts.mode) decode.exchange.reset();
-  return {prompts.mode, decode.mode, std::move(prompts.exchange), std::move(decode.exchange)};
+  return {prompts.mode, decode.mode, std::move(prompts.exchange), std::move(decode.exchange),
+          decode.why_not.empty() ? prompts.why_not : decode.why_not};
 }
 
 int64_t cuda_ways_bytes(const ModelConfig& config, const CudaWaysAsked& asked) {

@@ -14,6 +14,7 @@ struct CudaWays {
   // For steps of up to kDecodeTokens tokens of a replica, which may be recorded; null: as prompts.
   std::unique_ptr<CudaExchange> decode;
   static constexpr int kDecodeTokens = CudaDevice::kMaxRecordedTokens;
+  std::string why_not;       // a mode that would have been measured cannot be used
   std::string said() const;  // "prompts by all-to-all, decode by low-latency"
 };
 
@@ -31,8 +32,8 @@ struct CudaWaysAsked {
   int max_tokens = 1, micro_batches = 1;
 };
 
-// All ranks call it, with a group of the same ranks. Throws Error on all ranks where the mode that
-// is asked for needs memory that the GPUs do not share.
+// All ranks call it, with a group of the same ranks. Throws AgreedError where the mode that is
+// asked for needs memory that a GPU does not have, or that the GPUs do not share.
 CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
                           const CudaWaysAsked& asked);
 // Bytes on the GPU that the ways may take.
