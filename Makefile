@@ -37,9 +37,8 @@ run: configure
 
 test: configure
 	@tools/install_packages.sh $(TEST_PACKAGES)
-	@cmake --build build/release -j$(JOBS) --target tandem tests/all
+	@tools/client_packages.sh clients packaging & cmake --build build/release -j$(JOBS) --target tandem tests/all && wait
 	@ln -sf release/tandem build/tandem
-	@tools/client_packages.sh clients packaging
 	@ctest --test-dir build/release --output-on-failure -j$(TEST_JOBS) -LE long
 
 test-long: build

@@ -25,7 +25,7 @@ foreach(source ${gpu_tests})
   set(orders forward reverse shuffled)
   set(cost 1)  # seconds; ctest starts the longest tests first
   set(label)
-  if(name MATCHES "gpu_(engine_(batches|bench|graphs|swap)|hybrid_(steps|streaming))_test")
+  if(name MATCHES "gpu_(engine_(batches|bench|graphs|swap)|hybrid_(rank_workers|steps|streaming))_test")
     set(label long)  # make test-long
   endif()
   if(name MATCHES "engine|hybrid")
@@ -88,7 +88,7 @@ if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   set_tests_properties(gpu_cli_test PROPERTIES TIMEOUT ${seconds} COST 20)
   add_test(NAME gpu_workers_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_workers_test.py
                                          $<TARGET_FILE:tandem_emulated>)
-  set_tests_properties(gpu_workers_test PROPERTIES TIMEOUT ${seconds} COST 20)
+  set_tests_properties(gpu_workers_test PROPERTIES LABELS long TIMEOUT ${seconds} COST 20)
   if(NOT TANDEM_SANITIZE)  # sanitizers do not know what MPI does
     add_test(NAME gpu_ranks_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py
                                          $<TARGET_FILE:tandem_emulated> GpuRanks)
