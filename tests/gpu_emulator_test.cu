@@ -56,6 +56,12 @@ __global__ void lanes_missing_from_a_shuffle(Args a) {
   a.out[threadIdx.x] = 1;
   if (threadIdx.x % 2) a.out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 2);
 }
+__global__ void lanes_at_two_shuffles(Args a) {
+  if (threadIdx.x % 2)
+    a.out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 2);
+  else
+    a.out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 2);
+}
 __global__ void barrier_that_some_never_reach(Args a) {
   a.out[threadIdx.x] = 1;
   if (threadIdx.x < 32)
@@ -173,6 +179,9 @@ TEST(Emulator, FindsThreadsThatNeverMeet) {
                        "deadlock in block \\(0, 0, 0\\):\n"
                        "  warp 0: lanes aaaaaaaa of ffffffff meet at .*gpu_emulator_test.cu:" +
                            std::to_string(kShuffleLine)));
+  EXPECT_TRUE(found_in(
+      lanes_at_two_shuffles,
+      fault_in("lanes_at_two_shuffles", "lanes of one warp meet at different collectives")));
   EXPECT_TRUE(found_in(barrier_that_some_never_reach,
                        fault_in("barrier_that_some_never_reach",
                                 "threads of one block meet at different __syncthreads\\(\\)")));
