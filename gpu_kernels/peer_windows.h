@@ -28,9 +28,9 @@ class PeerWindows {
   ~PeerWindows();
   // Tells other ranks of this host where the window is, while the object lives.
   Handle handle() const;
-  // Called once. of_ranks: the handles of all ranks, in their order; this one is number `rank`. The
-  // ranks make windows of the same size. Throws Error where this GPU cannot reach one of them, or
-  // they are more than kMaxPeers.
+  // Called once. of_ranks: the handles of all ranks, at most kMaxPeers, in their order; this one is
+  // number `rank`. The ranks make windows of the same size. Throws Error where this GPU cannot
+  // reach one of them.
   void open(std::span<const Handle> of_ranks, int rank);
   // Called by all ranks after their last use, before any of them destroys its object: a GPU's
   // memory must not be freed while others have it.

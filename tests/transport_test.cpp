@@ -99,7 +99,7 @@ TEST_P(Transports, CarriesMessagesOfManyPartsInOrder) {
   EXPECT_EQ(pair.to_client.messages[0].body, large);
 }
 
-// Of all lengths by which a transport divides them or copies them in another way.
+// All lengths by which a transport divides them or copies them in another way.
 TEST_P(Transports, CarriesMessagesOfEveryLength) {
   Pair pair(GetParam());
   std::vector<std::vector<std::byte>> bodies;

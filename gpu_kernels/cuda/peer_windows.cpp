@@ -36,8 +36,7 @@ PeerWindows::Handle PeerWindows::handle() const {
   cudaIpcMemHandle_t ipc;
   const cudaError_t status = cudaIpcGetMemHandle(&ipc, impl_->mine.as<void>());
   cudaGetLastError();  // a call that is refused is reported once
-  require(status == cudaSuccess,
-          "the GPU's memory cannot be shared: {}: give --ep-dispatch gather or all-to-all",
+  require(status == cudaSuccess, "the GPU's memory cannot be shared: {}",
           cudaGetErrorString(status));
   Handle handle = {};
   static_assert(sizeof ipc <= sizeof handle);
@@ -46,9 +45,7 @@ PeerWindows::Handle PeerWindows::handle() const {
 }
 
 void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
-  require(of_ranks.size() <= kMaxPeers,
-          "{} GPUs share memory, which at most {} can: give --ep-dispatch gather or all-to-all",
-          of_ranks.size(), kMaxPeers);
+  check(of_ranks.size() <= kMaxPeers, "windows of so many GPUs");
   impl_->rank = rank;
   impl_->n_ranks = static_cast<int>(of_ranks.size());
   for (int r = 0; r < impl_->n_ranks; ++r) {
@@ -61,8 +58,7 @@ void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
     void* memory = nullptr;
     const cudaError_t status = cudaIpcOpenMemHandle(&memory, ipc, cudaIpcMemLazyEnablePeerAccess);
     cudaGetLastError();
-    require(status == cudaSuccess,
-            "the GPU cannot reach that of rank {}: {}: give --ep-dispatch gather or all-to-all", r,
+    require(status == cudaSuccess, "the GPU cannot reach that of rank {}: {}", r,
             cudaGetErrorString(status));
     impl_->all.of_rank[r] = static_cast<std::byte*>(memory);
   }

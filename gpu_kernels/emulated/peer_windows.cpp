@@ -52,9 +52,7 @@ PeerWindows::Handle PeerWindows::handle() const {
 }
 
 void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
-  require(of_ranks.size() <= kMaxPeers,
-          "{} GPUs share memory, which at most {} can: give --ep-dispatch gather or all-to-all",
-          of_ranks.size(), kMaxPeers);
+  check(of_ranks.size() <= kMaxPeers, "windows of so many GPUs");
   impl_->rank = rank;
   for (int r = 0; r < static_cast<int>(of_ranks.size()); ++r) {
     if (r == rank) {
@@ -64,8 +62,7 @@ void PeerWindows::open(std::span<const Handle> of_ranks, int rank) {
     const int file = ::open(of_ranks[r].data(), O_RDWR | O_CLOEXEC);
     impl_->all.of_rank[r] = file >= 0 ? impl_->map(file) : nullptr;
     if (file >= 0) ::close(file);
-    require(impl_->all.of_rank[r],
-            "the GPU cannot reach that of rank {}: give --ep-dispatch gather or all-to-all", r);
+    require(impl_->all.of_rank[r], "the GPU cannot reach that of rank {}", r);
   }
 }
 

@@ -7,7 +7,6 @@
 namespace tandem {
 namespace {
 
-constexpr unsigned kId = 0;  // of the active messages
 // Messages that may wait while nothing is read. An honest peer sends fewer: its requests are those
 // of a step.
 constexpr size_t kMostIncoming = 4096;
@@ -44,30 +43,15 @@ void UcxConnection::close_endpoint() {
 
 MessageBytes UcxConnection::path_address() {
   if (!address_.empty()) return address_;
-  if (worker_) throw PathError("UCX had no path before");
-  ucp_worker_params_t params = {};
-  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  ucs_status_t status = ucx_.worker_create(ucx_.context(), &params, &worker_);
-  const auto require_ok = [&] {
-    if (status != UCS_OK) throw PathError("UCX has no path: " + ucx_.text(status));
-  };
-  require_ok();
-  ucp_am_handler_param_t handler = {};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = kId;
-  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-  handler.cb = arrived;
-  handler.arg = this;
-  status = ucx_.worker_set_am_recv_handler(worker_, &handler);
-  require_ok();
-  status = ucx_.worker_get_efd(worker_, &descriptor_);
-  require_ok();
+  if (!worker_) {
+    const UcxLibrary::Worker made = ucx_.make_worker(arrived, this);
+    worker_ = made.worker;
+    descriptor_ = made.descriptor;
+  }
   ucp_address_t* address = nullptr;
   size_t n_bytes = 0;
-  status = ucx_.worker_get_address(worker_, &address, &n_bytes);
-  require_ok();
+  const ucs_status_t status = ucx_.worker_get_address(worker_, &address, &n_bytes);
+  if (status != UCS_OK) throw PathError("UCX has no path: " + ucx_.text(status));
   token_ = random_nonce();
   address_.resize(sizeof token_ + n_bytes);
   std::memcpy(address_.data(), token_.data(), sizeof token_);
@@ -138,8 +122,8 @@ void UcxConnection::send(MessageKind kind, uint64_t number, std::span<const Mess
   }
   message.is_under_way = true;
   ++n_under_way_;
-  const ucs_status_ptr_t request = ucx_.am_send_nbx(endpoint_, kId, &message.envelope,
-                                                    sizeof message.envelope, data, count, &how);
+  const ucs_status_ptr_t request =
+      ucx_.am_send_nbx(endpoint_, 0, &message.envelope, sizeof message.envelope, data, count, &how);
   if (UCS_PTR_IS_PTR(request)) return;  // sent() is called
   message.is_under_way = false;
   --n_under_way_;

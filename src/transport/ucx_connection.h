@@ -29,8 +29,8 @@ class UcxConnection final : public PolledConnection {
   bool add_polled(std::vector<pollfd>& polled) override;
 
  private:
-  // The header of an active message. The token is the receiver's: whoever was not told it by the
-  // socket, and reaches the same queues, is not listened to.
+  // The header of an active message. The token is the receiver's, which the peer has got by the
+  // socket. Messages without it, of others that reach the same queues, are dropped.
   struct Envelope {
     MessageHeader header;
     uint64_t sequence = 0;  // of the messages in this direction, from 0 on

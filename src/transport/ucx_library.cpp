@@ -57,12 +57,12 @@ UcxLibrary::UcxLibrary(UcxReach reach) : reach_(reach), services_(kServices), li
   find(config_release, "ucp_config_release");
   find(init_version, "ucp_init_version");
   find(cleanup_, "ucp_cleanup");
-  find(worker_create, "ucp_worker_create");
+  find(worker_create_, "ucp_worker_create");
   find(worker_destroy, "ucp_worker_destroy");
   find(worker_get_address, "ucp_worker_get_address");
   find(worker_release_address, "ucp_worker_release_address");
-  find(worker_set_am_recv_handler, "ucp_worker_set_am_recv_handler");
-  find(worker_get_efd, "ucp_worker_get_efd");
+  find(worker_set_am_recv_handler_, "ucp_worker_set_am_recv_handler");
+  find(worker_get_efd_, "ucp_worker_get_efd");
   find(worker_arm, "ucp_worker_arm");
   find(worker_progress, "ucp_worker_progress");
   find(ep_create, "ucp_ep_create");
@@ -87,6 +87,26 @@ UcxLibrary::UcxLibrary(UcxReach reach) : reach_(reach), services_(kServices), li
 }
 
 UcxLibrary::~UcxLibrary() { cleanup_(context_); }
+
+UcxLibrary::Worker UcxLibrary::make_worker(ucp_am_recv_callback_t arrived, void* arg) const {
+  Worker made = {};
+  ucp_worker_params_t params = {};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  ucs_status_t status = worker_create_(context_, &params, &made.worker);
+  if (status != UCS_OK) throw PathError("UCX has no path: " + text(status));
+  ucp_am_handler_param_t handler = {};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+  handler.cb = arrived;
+  handler.arg = arg;
+  status = worker_set_am_recv_handler_(made.worker, &handler);
+  if (status == UCS_OK) status = worker_get_efd_(made.worker, &made.descriptor);
+  if (status == UCS_OK) return made;
+  worker_destroy(made.worker);
+  throw PathError("UCX has no path: " + text(status));
+}
 
 template <class F>
 void UcxLibrary::find(F*& function, const char* name) {

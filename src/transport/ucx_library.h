@@ -23,12 +23,17 @@ class UcxLibrary {
   ucp_context_h context() const { return context_; }
   std::string text(ucs_status_t status) const { return status_string_(status); }
 
-  decltype(ucp_worker_create)* worker_create;
+  // A set of queues for one thread at a time, and the descriptor that poll() waits for. Active
+  // messages of number 0 that have come as a whole are given to arrived(arg, ..). Throws PathError.
+  struct Worker {
+    ucp_worker_h worker;
+    int descriptor;
+  };
+  Worker make_worker(ucp_am_recv_callback_t arrived, void* arg) const;
+
   decltype(ucp_worker_destroy)* worker_destroy;
   decltype(ucp_worker_get_address)* worker_get_address;
   decltype(ucp_worker_release_address)* worker_release_address;
-  decltype(ucp_worker_set_am_recv_handler)* worker_set_am_recv_handler;
-  decltype(ucp_worker_get_efd)* worker_get_efd;
   decltype(ucp_worker_arm)* worker_arm;
   decltype(ucp_worker_progress)* worker_progress;
   decltype(ucp_ep_create)* ep_create;
@@ -47,6 +52,9 @@ class UcxLibrary {
   SharedLibrary services_, library_;  // libucs, and libucp, which needs it
   decltype(ucs_status_string)* status_string_;
   decltype(ucp_cleanup)* cleanup_;
+  decltype(ucp_worker_create)* worker_create_;
+  decltype(ucp_worker_set_am_recv_handler)* worker_set_am_recv_handler_;
+  decltype(ucp_worker_get_efd)* worker_get_efd_;
   ucp_context_h context_ = nullptr;
 };
 

@@ -18,18 +18,9 @@ class PlainEnd {
  public:
   PlainEnd(const UcxLibrary& ucx, int64_t out_bytes, int64_t in_bytes)
       : ucx_(ucx), out_(out_bytes), in_(in_bytes) {
-    ucp_worker_params_t params = {};
-    params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-    params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    require_ok(ucx_.worker_create(ucx_.context(), &params, &worker_));
-    ucp_am_handler_param_t handler = {};
-    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                         UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-    handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-    handler.cb = arrived;
-    handler.arg = this;
-    require_ok(ucx_.worker_set_am_recv_handler(worker_, &handler));
-    require_ok(ucx_.worker_get_efd(worker_, &descriptor_));
+    const UcxLibrary::Worker made = ucx_.make_worker(arrived, this);
+    worker_ = made.worker;
+    descriptor_ = made.descriptor;
   }
   ~PlainEnd() { ucx_.worker_destroy(worker_); }
   PlainEnd(const PlainEnd&) = delete;

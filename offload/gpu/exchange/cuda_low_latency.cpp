@@ -32,6 +32,16 @@ struct RowWindow {
   }
 };
 
+// Adds to an Error what a user can do who has asked for this form.
+template <class Work>
+auto with_advice(const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    fail("{}: give --ep-dispatch gather or all-to-all", error.what());
+  }
+}
+
 class CudaLowLatency final : public CudaExchange {
  public:
   CudaLowLatency(const Parts& parts, int64_t max_rows)
@@ -44,12 +54,18 @@ class CudaLowLatency final : public CudaExchange {
         signals_(kSignals * 2 * kLanes * 4, gpu::Site::kDevice),
         passed_(int64_t{2} * kLanes * 4, gpu::Site::kMapped),
         windows_(window_.bytes()),
-        handle_(windows_.handle()) {}
+        handle_(with_advice([&] { return windows_.handle(); })) {}
 
   void open(Group& group) override {
     std::vector<gpu::PeerWindows::Handle> all(n_ranks_);
     group.all_gather_values(handle_, std::span(all));
-    run_on_all(group, [&] { windows_.open(all, group.rank()); });
+    run_on_all(group, [&] {
+      with_advice([&] {
+        require(n_ranks_ <= gpu::kMaxPeers, "{} GPUs share memory, which at most {} can", n_ranks_,
+                gpu::kMaxPeers);
+        windows_.open(all, group.rank());
+      });
+    });
   }
 
   void close() override { windows_.close(); }

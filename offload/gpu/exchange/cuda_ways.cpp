@@ -13,8 +13,8 @@
 namespace tandem {
 namespace {
 
-// Of a rank in all micro-batches of a step together. They are of equal size, but each may have the
-// rest of a whole sequence more.
+// The most rows of a rank in all micro-batches of a step together. These are of equal size, but
+// each may have the rest of a whole sequence more.
 int64_t most_rows(BackboneGrid grid, int max_tokens, int micro_batches) {
   const int n = micro_batches == ExpertPool::kMeasured ? kMaxMicroBatches : micro_batches;
   if (n == 1) return grid.most_tokens(max_tokens) / grid.n_ranks();
