@@ -10,7 +10,7 @@
 #include <random>
 
 #include "core/check.h"
-#include "loader/pack_weights.h"
+#include "loader/weights/pack_weights.h"
 #include "offload/cpu_experts.h"
 
 namespace tandem {

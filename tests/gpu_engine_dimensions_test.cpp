@@ -7,7 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "loader/load_weights.h"
+#include "loader/weights/load_weights.h"
 #include "model/checkpoint.h"
 #include "ops/cuda_ops.h"
 #include "tests/check_close.h"

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu_kernels/runtime.h"
-#include "loader/load_weights.h"
+#include "loader/weights/load_weights.h"
 #include "model/checkpoint.h"
 #include "tests/check_close.h"
 #include "tests/golden_file.h"

@@ -1,7 +1,7 @@
 """A file includes only its own folder and folders to its left; folders of one level do not include each other.
 
-core > io, comm, transport, cpu_kernels, gpu_kernels > hub, http, text, model > offload/balance, ops > offload/plan, scheduling > engine, offload, offload/servers > offload/parts, offload/simulation > loader > api, prefill, server, bench >
-router, with_gpu, without_gpu > cli > main.cpp. cpu_kernels include not even core. The include path of GPU kernels chooses
+core > io, comm, transport, cpu_kernels, gpu_kernels > hub, http, text, model > offload/balance, ops > offload/plan, scheduling > engine, offload, offload/servers > offload/parts, offload/simulation > loader/weights > loader >
+api, prefill, server, bench > router, with_gpu, without_gpu > cli > main.cpp. cpu_kernels include not even core. The include path of GPU kernels chooses
 their device.h. Islands (files of one instruction set) include nothing but their own headers and <immintrin.h>.
 """
 import pathlib
@@ -9,8 +9,8 @@ import re
 import sys
 
 ORDER = {"include": 0, "src/core": 0, "src/io": 1, "src/comm": 1, "src/transport": 1, "cpu_kernels": 1, "gpu_kernels": 1, "src/hub": 2, "src/http": 2, "src/text": 2, "src/model": 2,
-         "offload/balance": 3, "src/ops": 3, "offload/plan": 4, "src/scheduling": 4, "src/engine": 5, "offload": 5, "offload/servers": 5, "offload/parts": 6, "offload/simulation": 6, "src/loader": 7,
-         "src/api": 8, "src/server": 8, "src/prefill": 8, "src/bench": 8, "src/router": 9, "src/with_gpu": 9, "src/without_gpu": 9, "src/cli": 10, "src": 11}
+         "offload/balance": 3, "src/ops": 3, "offload/plan": 4, "src/scheduling": 4, "src/engine": 5, "offload": 5, "offload/servers": 5, "offload/parts": 6, "offload/simulation": 6, "src/loader/weights": 7, "src/loader": 8,
+         "src/api": 9, "src/server": 9, "src/prefill": 9, "src/bench": 9, "src/router": 10, "src/with_gpu": 10, "src/without_gpu": 10, "src/cli": 11, "src": 12}
 
 
 def folder_of(path):

@@ -1,6 +1,6 @@
 // Weights from the packed cache equal weights from the checkpoint. After any defect of the cache
 // the checkpoint is packed again and one line gives the reason.
-#include "loader/load_weights.h"
+#include "loader/weights/load_weights.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <mutex>
 
 #include "io/packed_cache.h"
-#include "loader/pack_weights.h"
+#include "loader/weights/pack_weights.h"
 #include "model/checkpoint.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"

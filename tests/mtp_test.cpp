@@ -12,7 +12,7 @@
 #include "engine/mtp_drafts.h"
 #include "io/weight_store.h"
 #include "loader/loaded_model.h"
-#include "loader/mtp_layers.h"
+#include "loader/weights/mtp_layers.h"
 #include "model/checkpoint.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"

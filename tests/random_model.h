@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/step_runner.h"
-#include "loader/pack_weights.h"
+#include "loader/weights/pack_weights.h"
 #include "offload/cpu_experts.h"
 #include "ops/cpu_ops.h"
 

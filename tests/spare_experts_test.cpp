@@ -1,6 +1,6 @@
 // Experts that come to a model later are packed as those it was loaded with: after many exchanges
 // every expert that is here has the bytes of a fresh load, in the same memory.
-#include "loader/spare_experts.h"
+#include "loader/weights/spare_experts.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include "bench/benchmark.h"
 #include "cli/conversation.h"
 #include "loader/expert_workers.h"
-#include "loader/model_identity.h"
+#include "loader/weights/model_identity.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"

@@ -248,7 +248,7 @@ def page(options, chosen, caught):
     which = f"all {len(MUTANTS)}" if len(chosen) == len(MUTANTS) else (
         f"{len(chosen)} of {len(MUTANTS)}: those of the files `{options.files}` and {options.others} others at random")
     lines = ["# Planted bugs and the tests that caught them", "",
-             f"{time.strftime('%Y-%m-%d')}, {options.write}. Bugs of `tools/planted_bugs.py`: {which}.",
+             f"{time.strftime('%Y-%m-%d')}, {options.write}. Bugs of `tools/planted_bugs/`: {which}.",
              f"The tests caught {len(chosen) - len(survived)} of {len(chosen)}.", "",
              *[f"* Survived: {name}" for name in survived],
              f"Command: `python3 tools/mutants.py {options_of(options)}--write MACHINE`", "",

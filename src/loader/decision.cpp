@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "loader/mtp_layers.h"
-#include "loader/pack_weights.h"
-#include "loader/spare_experts.h"
+#include "loader/weights/mtp_layers.h"
+#include "loader/weights/pack_weights.h"
+#include "loader/weights/spare_experts.h"
 #include "offload/balance/hot_experts.h"
 #include "offload/parts/placed_workers.h"
 #include "offload/plan/placement_json.h"

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "comm/agreement.h"
-#include "loader/model_identity.h"
+#include "loader/weights/model_identity.h"
 #include "transport/tcp.h"
 
 namespace tandem {

@@ -7,7 +7,7 @@
 #include "core/progress_watch.h"
 #include "io/load_jobs.h"
 #include "io/weight_store.h"
-#include "loader/load_weights.h"
+#include "loader/weights/load_weights.h"
 #include "offload/cpu_experts.h"
 #include "offload/parts/fit.h"
 

@@ -6,10 +6,10 @@
 #include "core/machine_info.h"
 #include "core/memory.h"
 #include "io/json.h"
-#include "loader/model_identity.h"
-#include "loader/mtp_layers.h"
-#include "loader/pack_weights.h"
 #include "loader/served_division.h"
+#include "loader/weights/model_identity.h"
+#include "loader/weights/mtp_layers.h"
+#include "loader/weights/pack_weights.h"
 #include "model/checkpoint.h"
 #include "offload/workers/shards.h"
 

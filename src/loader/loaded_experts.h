@@ -7,10 +7,10 @@
 #include "core/machine_info.h"
 #include "core/progress_watch.h"
 #include "loader/gpu_experts.h"
-#include "loader/load_weights.h"
 #include "loader/model_options.h"
-#include "loader/spare_experts.h"
-#include "loader/standby_experts.h"
+#include "loader/weights/load_weights.h"
+#include "loader/weights/spare_experts.h"
+#include "loader/weights/standby_experts.h"
 #include "offload/cpu_experts.h"
 #include "offload/workers/expert_server.h"
 

@@ -13,8 +13,8 @@
 #include "io/json.h"
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
-#include "loader/model_identity.h"
-#include "loader/mtp_layers.h"
+#include "loader/weights/model_identity.h"
+#include "loader/weights/mtp_layers.h"
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/workload.h"
 

@@ -10,7 +10,7 @@
 #include "loader/expert_homes.h"
 #include "loader/expert_workers.h"
 #include "loader/grid_groups.h"
-#include "loader/rank_expert_mover.h"
+#include "loader/weights/rank_expert_mover.h"
 #include "offload/cpu_experts.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"

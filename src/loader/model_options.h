@@ -11,7 +11,7 @@
 #include "cpu_kernels/kernels.h"
 #include "engine/step_channel.h"
 #include "engine/step_runner.h"
-#include "loader/load_weights.h"
+#include "loader/weights/load_weights.h"
 #include "model/weight_format.h"
 #include "offload/ranks/expert_owners.h"
 #include "offload/simulation/simulated_routing.h"

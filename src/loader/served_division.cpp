@@ -5,7 +5,7 @@
 #include "core/machine_info.h"
 #include "core/memory.h"
 #include "loader/gpu_experts.h"
-#include "loader/pack_weights.h"
+#include "loader/weights/pack_weights.h"
 #include "model/parameters.h"
 #include "offload/parts/fit.h"
 

@@ -1,7 +1,7 @@
 // Moves experts between a GPU and the CPU beside it, or between the GPUs of ranks.
 #pragma once
 #include "loader/gpu_model.h"
-#include "loader/loading_mover.h"
+#include "loader/weights/loading_mover.h"
 #include "with_gpu/gpu_expert_slots.h"
 
 namespace tandem {

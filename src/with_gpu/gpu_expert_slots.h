@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "loader/spare_experts.h"
+#include "loader/weights/spare_experts.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {

@@ -13,7 +13,7 @@
 #include "io/atomic_file.h"
 #include "io/json.h"
 #include "io/machine_json.h"
-#include "loader/model_cache.h"
+#include "loader/weights/model_cache.h"
 
 namespace tandem {
 namespace {

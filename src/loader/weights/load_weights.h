@@ -6,7 +6,7 @@
 
 #include "io/load_jobs.h"
 #include "io/weight_store.h"
-#include "loader/model_cache.h"
+#include "loader/weights/model_cache.h"
 #include "model/weights.h"
 #include "ops/cpu_weights.h"
 
@@ -40,5 +40,11 @@ struct LoadedWeights {
 // An invalid cache causes a warning and is packed again.
 LoadedWeights load_weights(const WeightStore& store, ModelWeights& stored,
                            const ModelConfig& config, const LoadPlan& plan, CpuWeights& home);
+
+// For threads that load while others compute: the calling thread leaves the cores to those, but
+// for about a tenth of one. A refusal by the system costs speed only.
+void load_beside_steps();
+// Thrown by the LoadProgress of a load that is no longer wanted.
+struct LoadGivenUp {};
 
 }  // namespace tandem

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "io/weight_store.h"
-#include "loader/load_weights.h"
-#include "loader/pack_weights.h"
+#include "loader/weights/load_weights.h"
+#include "loader/weights/pack_weights.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-#include "loader/mtp_layers.h"
+#include "loader/weights/mtp_layers.h"
 
 #include "io/load_jobs.h"
 #include "io/packed_header.h"

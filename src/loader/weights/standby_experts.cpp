@@ -1,6 +1,4 @@
-#include "loader/standby_experts.h"
-
-#include <sys/resource.h>
+#include "loader/weights/standby_experts.h"
 
 #include <algorithm>
 #include <exception>
@@ -8,18 +6,10 @@
 
 #include "core/check.h"
 #include "core/memory.h"
-#include "loader/pack_weights.h"
+#include "loader/weights/pack_weights.h"
 #include "offload/workers/shards.h"
 
 namespace tandem {
-namespace {
-
-// Threads that load leave the cores to those that compute, but for about a tenth of one.
-constexpr int kNiceness = 10;
-
-struct GivenUp {};
-
-}  // namespace
 
 ModelWeights no_experts(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                         const ExpertsLayout& layout) {
@@ -38,7 +28,7 @@ StandbyExperts::StandbyExperts(StandbyParts parts)
         return packed_bytes(p_.stored, p_.config, home, layout_of(one));
       }()) {
   p_.plan.progress = [this](int64_t done, int64_t total, double) {
-    if (gives_up_) throw GivenUp();
+    if (gives_up_) throw LoadGivenUp();
     const std::lock_guard lock(mutex_);
     progress_ = {State::kLoading, done, total};
   };
@@ -62,11 +52,11 @@ void StandbyExperts::begin(const std::vector<bool>& experts) {
     progress_.state = State::kLoading;
   }
   thread_ = std::thread([this] {
-    setpriority(PRIO_PROCESS, 0, kNiceness);  // of this thread; a refusal costs speed only
+    load_beside_steps();
     failure_.clear();
     try {
       load();
-    } catch (const GivenUp&) {
+    } catch (const LoadGivenUp&) {
       failure_ = "it was given up";
     } catch (const std::exception& error) {
       failure_ = error.what();

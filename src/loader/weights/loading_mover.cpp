@@ -1,6 +1,4 @@
-#include "loader/loading_mover.h"
-
-#include <sys/resource.h>
+#include "loader/weights/loading_mover.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,11 +10,6 @@ namespace tandem {
 namespace {
 
 using State = MoveStatus::State;
-
-// Threads that load leave the cores to those that compute, but for about a tenth of one.
-constexpr int kNiceness = 10;
-
-struct GivenUp {};
 
 }  // namespace
 
@@ -34,8 +27,7 @@ ExpertMoves moves_of(std::span<const ExpertChange> changes, StageLayers layers, 
 }
 
 LoadingMover::LoadingMover(std::unique_ptr<OutputThread> thread) : thread_(std::move(thread)) {
-  // For this thread and those that it starts; a refusal costs some speed of steps only.
-  thread_->push([] { setpriority(PRIO_PROCESS, 0, kNiceness); });
+  thread_->push([] { load_beside_steps(); });
 }
 
 void LoadingMover::stop() {
@@ -61,10 +53,10 @@ void LoadingMover::run() {
   try {
     load_experts(
         [this](int64_t, int64_t, double) {
-          if (given_up_) throw GivenUp();
+          if (given_up_) throw LoadGivenUp();
         },
         result);
-  } catch (const GivenUp&) {
+  } catch (const LoadGivenUp&) {
     result.state = State::kIdle;
   } catch (const std::exception& error) {
     result.state = State::kFailed;

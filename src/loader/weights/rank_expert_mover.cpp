@@ -1,4 +1,4 @@
-#include "loader/rank_expert_mover.h"
+#include "loader/weights/rank_expert_mover.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "loader/model_cache.h"
+#include "loader/weights/model_cache.h"
 
 #include <sys/stat.h>
 

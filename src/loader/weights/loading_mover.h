@@ -7,7 +7,7 @@
 
 #include "engine/expert_mover.h"
 #include "io/load_jobs.h"
-#include "loader/spare_experts.h"
+#include "loader/weights/spare_experts.h"
 #include "model/backbone_share.h"
 #include "scheduling/output_thread.h"
 

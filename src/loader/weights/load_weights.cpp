@@ -1,8 +1,10 @@
-#include "loader/load_weights.h"
+#include "loader/weights/load_weights.h"
+
+#include <sys/resource.h>
 
 #include "core/clock.h"
 #include "io/packed_cache.h"
-#include "loader/pack_weights.h"
+#include "loader/weights/pack_weights.h"
 #include "model/checkpoint.h"
 
 namespace tandem {
@@ -137,6 +139,11 @@ class WeightLoader {
 LoadedWeights load_weights(const WeightStore& store, ModelWeights& stored,
                            const ModelConfig& config, const LoadPlan& plan, CpuWeights& home) {
   return WeightLoader(store, stored, config, plan, home).load();
+}
+
+void load_beside_steps() {
+  constexpr int kNiceness = 10;
+  setpriority(PRIO_PROCESS, 0, kNiceness);
 }
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-#include "loader/pack_weights.h"
+#include "loader/weights/pack_weights.h"
 
 #include <algorithm>
 #include <cstring>

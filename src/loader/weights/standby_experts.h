@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "io/weight_store.h"
-#include "loader/load_weights.h"
+#include "loader/weights/load_weights.h"
 #include "offload/workers/expert_loader.h"
 
 namespace tandem {

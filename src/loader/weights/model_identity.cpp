@@ -1,4 +1,4 @@
-#include "loader/model_identity.h"
+#include "loader/weights/model_identity.h"
 
 #include <algorithm>
 

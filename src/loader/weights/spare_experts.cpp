@@ -1,4 +1,4 @@
-#include "loader/spare_experts.h"
+#include "loader/weights/spare_experts.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,7 +1,7 @@
 // Moves experts between the host memories of ranks: a rank reads those that come to it from the
 // checkpoint, and from the move on all ranks send rows to the new owners.
 #pragma once
-#include "loader/loading_mover.h"
+#include "loader/weights/loading_mover.h"
 #include "offload/ranks/expert_owners.h"
 
 namespace tandem {
