@@ -28,12 +28,9 @@ class ExpertServer::Peer final : public MessageSink {
   bool progress() {
     if (is_lost_) return is_used_;
     try {
+      const bool was_sent = forget_sent();
       connection_->progress(*this);
-      if (n_answered_ > 0 && connection_->is_sent()) {
-        n_answered_ = 0;
-        connection_->set_reading(true);
-        connection_->progress(*this);  // what has come meanwhile
-      }
+      if (!was_sent && forget_sent()) connection_->progress(*this);  // what has come meanwhile
       if (stage_ == Stage::kRefused && connection_->is_sent()) return false;
       beat();
     } catch (const Error&) {
@@ -105,6 +102,14 @@ class ExpertServer::Peer final : public MessageSink {
   const Held& first() const { return held_[first_]; }
   Held& next() { return held_[(first_ + n_queued_) % kMostRequests]; }
   bool is_full() const { return n_queued_ + n_answered_ == kMostRequests; }
+  // Once all answers have left, their memory takes requests again. Returns whether that is so.
+  bool forget_sent() {
+    if (n_answered_ == 0) return true;
+    if (!connection_->is_sent()) return false;
+    n_answered_ = 0;
+    connection_->set_reading(true);
+    return true;
+  }
   // The first request of the peer waits to be computed.
   void enqueue(bool is_exact) {
     const RequestHead& head = request().head;
@@ -284,8 +289,10 @@ void ExpertServer::run(const ServedExperts& served) {
 }
 
 void ExpertServer::serve(std::unique_lock<std::mutex>& lock) {
-  while (serve_connections() || batcher_->has_requests()) {
+  bool may_connect = true;
+  while (serve_connections(may_connect) || batcher_->has_requests()) {
     was_busy_ = false;
+    may_connect = false;
     if (loads_->has_ended()) {
       finish_load();
       continue;  // who waits for it is told
@@ -293,20 +300,21 @@ void ExpertServer::serve(std::unique_lock<std::mutex>& lock) {
     const bool may_wait = leave_by_ == Clock::time_point();
     const RequestBatcher::Choice& next = batcher_->choose(Clock::now(), may_wait);
     if (next.peers.empty())
-      wait(next.until);
+      may_connect = wait(next.until);
     else
       compute_batch(next.peers, lock);
   }
 }
 
-void ExpertServer::wait(Clock::time_point until) {
+// Returns false where no backbone wants to connect.
+bool ExpertServer::wait(Clock::time_point until) {
   waited_.clear();
   for (const auto& peer : peers_)
     if (MessageConnection* const connection = peer->awaited_connection())
       waited_.push_back(connection);
   const auto now = Clock::now();
   const auto at_most = std::min<std::chrono::nanoseconds>(longest_sleep(), until - now);
-  waiter_->wait(waited_, peers_.size() < kMostPeers ? listener_.get() : nullptr, at_most);
+  return waiter_->wait(waited_, peers_.size() < kMostPeers ? listener_.get() : nullptr, at_most);
 }
 
 // Serves connections while the other thread computes.
@@ -314,7 +322,7 @@ void ExpertServer::keep_alive() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, pause_.load(), [&] { return is_done_; })) {
     const std::unique_lock connections(connections_, std::try_to_lock);
-    if (connections.owns_lock() && served_) serve_connections();
+    if (connections.owns_lock() && served_) serve_connections(true);
   }
 }
 
@@ -419,13 +427,13 @@ void ExpertServer::add_experts(int layer, int64_t n_rows, const void* x,
 }
 
 // Makes what progress is possible. Returns false once all is done after end().
-bool ExpertServer::serve_connections() {
+bool ExpertServer::serve_connections(bool may_connect) {
   if (leave_by_ == Clock::time_point() && (ends_ || options_.is_asked_to_end())) {
     leave_by_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.drain);
     listener_.reset();
     say_goodbye();
   }
-  if (listener_) accept();
+  if (listener_ && may_connect) accept();
   progress_peers();
   if (leave_by_ == Clock::time_point()) loads_->begin_next();
   return leave_by_ == Clock::time_point() || (!peers_.empty() && Clock::now() < leave_by_);

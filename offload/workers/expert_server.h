@@ -82,12 +82,12 @@ class ExpertServer {
 
   void keep_alive();
   void serve(std::unique_lock<std::mutex>& lock);
-  bool serve_connections();
+  bool serve_connections(bool may_connect);
   void accept();
   void progress_peers();
   void say_goodbye();
   std::chrono::nanoseconds longest_sleep() const;
-  void wait(Clock::time_point until);
+  bool wait(Clock::time_point until);
   void compute_batch(const std::vector<int>& slots, std::unique_lock<std::mutex>& lock);
   void compute_one(const Peer& peer);
   void compute_together();

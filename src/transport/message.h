@@ -82,21 +82,28 @@ class MessageSink {
 // Divides a stream of bytes into messages.
 class MessageReader {
  public:
-  // Where the next bytes of the stream are to be written; never empty.
-  std::span<std::byte> wanted() {
-    if (n_header_ < sizeof header_) return std::span(header_).subspan(n_header_);
-    return body_.empty() ? padding_ : body_;
-  }
+  static constexpr size_t kMostPlaces = 3;
+  // Where the next bytes of the stream are to be written, one place after another: the rest of a
+  // header; or the rest of a body, of the zeros behind it, and the next header. The first one is
+  // not empty.
+  std::span<const std::span<std::byte>> wanted();
   // So many bytes of wanted() were written. Throws what the sink throws, and ProtocolError for
   // bytes that are no header; then nothing more is to be read.
   void received(size_t n, MessageSink& sink);
+  // Whether a whole header has come, whose body has no place yet. begin() is called before the next
+  // wanted().
+  bool has_header() const { return !has_place_ && n_header_ == sizeof header_; }
+  // Asks for the place of the body; a message without one has arrived. Throws as received() does.
+  void begin(MessageSink& sink);
 
  private:
-  std::array<std::byte, sizeof(MessageHeader)> header_;
-  size_t n_header_ = 0;
+  MessageHeader header_, next_;   // of the message that comes, and of the one behind it
+  size_t n_header_ = 0;           // bytes of header_ that have come
+  bool has_place_ = false;        // the body that follows header_
   std::span<std::byte> body_;     // what is missing of it
   std::span<std::byte> padding_;  // and of the zeros behind it, which are not looked at
   std::array<std::byte, kMessageAlignment> zeros_;
+  std::array<std::span<std::byte>, kMostPlaces> wanted_;
 };
 
 }  // namespace tandem

@@ -49,6 +49,12 @@ bool would_block(const error_code& error) {
   throw ConnectionError(error == asio::error::eof ? "connection closed" : error.message());
 }
 
+size_t bytes_of(std::span<const std::span<std::byte>> places) {
+  size_t n = 0;
+  for (const std::span<std::byte> place : places) n += place.size();
+  return n;
+}
+
 template <int kName>
 using TcpNumber = asio::detail::socket_option::integer<IPPROTO_TCP, kName>;
 
@@ -87,11 +93,17 @@ class TcpConnection final : public PolledConnection {
   bool progress(MessageSink& sink) override {
     send_some();
     bool any = false;
-    while (reads_) {
-      const std::span<std::byte> to = reader_.wanted();
-      const size_t n = read_some(to);
+    bool is_drained = false;
+    while (reads_ && (!is_drained || reader_.has_header())) {
+      if (reader_.has_header()) {
+        reader_.begin(sink);
+        continue;
+      }
+      const auto places = reader_.wanted();
+      const size_t n = read_some(places);
       if (n == 0) break;
       any = true;
+      is_drained = !tls_ && n < bytes_of(places);  // what comes later, poll() shows
       reader_.received(n, sink);
     }
     if (tls_ && !is_sent()) send_some();  // its handshake may have ended
@@ -105,12 +117,12 @@ class TcpConnection final : public PolledConnection {
     tls_ = std::make_unique<TlsStream>(socket_.native_handle(), key, is_client);
   }
 
-  // TLS may have bytes that poll() does not show.
+  // TLS may have bytes that poll() does not show, and the reader a header.
   bool add_polled(std::vector<pollfd>& polled) override {
     const bool waits = tls_ && tls_->writing_needs_bytes();
     const int events = (reads_ || waits ? POLLIN : 0) | (is_sent() || waits ? 0 : POLLOUT);
     polled.push_back({socket_.native_handle(), static_cast<short>(events), 0});
-    return reads_ && tls_ && tls_->has_received();
+    return reads_ && (reader_.has_header() || (tls_ && tls_->has_received()));
   }
 
  private:
@@ -132,10 +144,13 @@ class TcpConnection final : public PolledConnection {
   }
 
   // Both return 0 where nothing can be read or written now.
-  size_t read_some(std::span<std::byte> to) {
-    if (tls_) return tls_->read_some(to);
+  size_t read_some(std::span<const std::span<std::byte>> places) {
+    if (tls_) return tls_->read_some(places[0]);
+    std::array<asio::mutable_buffer, MessageReader::kMostPlaces> buffers;
+    for (size_t i = 0; i < places.size(); ++i)
+      buffers[i] = asio::buffer(places[i].data(), places[i].size());
     error_code error;
-    const size_t n = socket_.read_some(asio::buffer(to.data(), to.size()), error);
+    const size_t n = socket_.read_some(std::span(buffers).first(places.size()), error);
     if (error && !would_block(error)) fail_with(error);
     return error ? 0 : n;
   }
@@ -182,18 +197,20 @@ class PollWaiter final : public MessageWaiter {
   }
   ~PollWaiter() override { close(wakes_); }
 
-  void wait(std::span<MessageConnection* const> connections, MessageListener* listener,
+  bool wait(std::span<MessageConnection* const> connections, MessageListener* listener,
             std::chrono::nanoseconds at_most) override {
     polled_.clear();
     polled_.push_back({wakes_, POLLIN, 0});
     if (listener) polled_.push_back(static_cast<PolledListener*>(listener)->polled());
     for (MessageConnection* const connection : connections)
-      if (static_cast<PolledConnection*>(connection)->add_polled(polled_)) return;
+      if (static_cast<PolledConnection*>(connection)->add_polled(polled_))
+        return listener != nullptr;
     const int64_t ns = std::max<int64_t>(0, at_most.count());
     const timespec timeout = {ns / 1'000'000'000, ns % 1'000'000'000};
-    if (ppoll(polled_.data(), polled_.size(), &timeout, nullptr) <= 0) return;
+    if (ppoll(polled_.data(), polled_.size(), &timeout, nullptr) <= 0) return false;
     uint64_t n_wakes = 0;
     if (polled_[0].revents != 0) (void)!read(wakes_, &n_wakes, sizeof n_wakes);
+    return listener && polled_[1].revents != 0;
   }
 
   void wake() override {

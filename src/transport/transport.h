@@ -59,8 +59,9 @@ class MessageWaiter {
  public:
   virtual ~MessageWaiter() = default;
   // Returns when a connection can be progressed, the listener, which may be null, has a connection,
-  // wake() was called since the last return, or so much time is over; sometimes earlier.
-  virtual void wait(std::span<MessageConnection* const> connections, MessageListener* listener,
+  // wake() was called since the last return, or so much time is over; sometimes earlier. False: the
+  // listener has no connection.
+  virtual bool wait(std::span<MessageConnection* const> connections, MessageListener* listener,
                     std::chrono::nanoseconds at_most) = 0;
   virtual void wake() = 0;
 };

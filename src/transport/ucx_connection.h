@@ -5,6 +5,7 @@
 #pragma once
 #include <deque>
 
+#include "core/clock.h"
 #include "transport/polled.h"
 #include "transport/secret.h"
 #include "transport/ucx_library.h"
@@ -40,6 +41,7 @@ class UcxConnection final : public PolledConnection {
     UcxConnection* owner = nullptr;
     Envelope envelope = {};
     std::vector<ucp_dt_iov_t> parts = {};
+    std::vector<std::byte> joined = {};  // of parts that are sent as one
     bool is_under_way = false;
   };
   struct Incoming {
@@ -56,6 +58,7 @@ class UcxConnection final : public PolledConnection {
   static void sent(void* request, ucs_status_t status, void* outgoing);
   static void fetched(void* request, ucs_status_t status, size_t n_bytes, void* self);
   static void failed(void* self, ucp_ep_h endpoint, ucs_status_t status);
+  static void join(Outgoing& message);
   Outgoing& free_outgoing();
   bool has_incoming() const { return first_ < incoming_.size(); }
   void forget_taken();
@@ -79,8 +82,9 @@ class UcxConnection final : public PolledConnection {
   int n_under_way_ = 0;             // of them
   std::vector<Incoming> incoming_;  // of which those before first_ were taken
   size_t first_ = 0;
-  bool is_fetching_ = false;   // the body of the first one
-  bool has_too_many_ = false;  // the peer sends more than it may
+  Clock::time_point watched_{};  // the socket
+  bool is_fetching_ = false;     // the body of the first one
+  bool has_too_many_ = false;    // the peer sends more than it may
   uint64_t n_sent_ = 0, n_arrived_ = 0, n_taken_ = 0;
 };
 

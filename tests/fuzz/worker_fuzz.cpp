@@ -104,12 +104,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   MessageReader reader;
   try {
     for (size_t at = 0; at < bytes.size();) {
-      const std::span<std::byte> to = reader.wanted();
-      check(!to.empty(), "room for a byte");
-      const size_t n = std::min({most, to.size(), bytes.size() - at});
-      std::memcpy(to.data(), bytes.data() + at, n);
+      const auto places = reader.wanted();
+      check(!places[0].empty(), "room for a byte");
+      size_t n = 0;
+      for (const std::span<std::byte> to : places) {
+        const size_t here = std::min({most - n, to.size(), bytes.size() - at - n});
+        std::memcpy(to.data(), bytes.data() + at + n, here);
+        n += here;
+      }
       at += n;
       reader.received(n, sink);
+      if (reader.has_header()) reader.begin(sink);
     }
   } catch (const ProtocolError& error) {
     check(std::string_view(error.what()).find('\n') == std::string_view::npos, "one line");

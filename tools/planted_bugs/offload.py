@@ -196,6 +196,7 @@ MUTANTS = [
     ("workers: silence between steps does not count", "offload/workers/worker_link.cpp", [("if (Clock::now() - heard_ > options_.deadline)", "if (Clock::now() < heard_)")]),
     ("workers: one that has changed is used", "offload/workers/worker_link.cpp", [("same == expected_", "same.model == expected_.model")]),
     ("workers: a goodbye is a failure", "offload/workers/worker_link.cpp", [("lose(\"it has said goodbye\", false)", "lose(\"it has said goodbye\", true)")]),
+    ("worker: backbones that connect while others are served wait", "offload/workers/expert_server.cpp", [("      may_connect = wait(next.until);", "      (void)wait(next.until);")]),
     ("worker: no beats", "offload/workers/expert_server.cpp", [("if (Clock::now() >= next_beat())", "if (Clock::now() < since_)")]),
     ("worker: sums of the request before are added", "offload/workers/expert_server.cpp", [("  std::fill_n(sums, n_rows * dim, 0.0f);\n", "")]),
     ("worker: the last request comes first", "offload/workers/request_batcher.cpp", [("  const auto head = std::find_if(queue_.begin(), queue_.end(), [&](int peer) {", "  std::reverse(queue_.begin(), queue_.end());\n  const auto head = std::find_if(queue_.begin(), queue_.end(), [&](int peer) {")]),
