@@ -82,10 +82,7 @@ void RequestBatcher::arrived(int peer, int layer, int n_rows, Time now, bool is_
   if (p.begins) {
     begin_step(p, now, is_exact);
   } else if (is_exact) {
-    const double gap = seconds_between(p.answered, now);
-    if (p.gap < 0) p.gap = gap;
-    approach(p.gap_deviation, std::abs(gap - p.gap), 0.25);
-    approach(p.gap, gap, 0.125);
+    measured_gap(p, now);
   }
   p.layer = layer;
   p.n_rows = n_rows;
@@ -93,6 +90,23 @@ void RequestBatcher::arrived(int peer, int layer, int n_rows, Time now, bool is_
   p.is_queued = true;
   ++p.n_requests;
   queue_.push_back(peer);
+}
+
+void RequestBatcher::measured_gap(Peer& p, Time now) {
+  const double gap = seconds_between(p.answered, now);
+  if (now - p.gap_at > kForgotten) p.n_gaps = 0;
+  if (p.n_gaps == 0 || (p.n_gaps < kFirstTimes && gap < p.gap)) p.gap = gap;
+  if (p.n_gaps == 0) p.gap_deviation = 0;
+  approach(p.gap_deviation, std::abs(gap - p.gap), 0.25);
+  if (p.n_gaps >= kFirstTimes) approach(p.gap, gap, 0.125);
+  ++p.n_gaps;
+  p.gap_at = now;
+}
+
+// While the worker is busy no gap is measured. One that was disturbed, or that is long ago, must
+// not keep backbones apart for ever, so then it is not known, and sharing is tried.
+bool RequestBatcher::has_gap(const Peer& p, Time now) {
+  return p.n_gaps >= kLeastTimes && now - p.gap_at <= kForgotten;
 }
 
 // A pause, such as that of a backbone without sequences, is no step.
@@ -172,8 +186,8 @@ std::optional<Time> RequestBatcher::awaits_until(const Peer& p, const Peer& q, T
   if (q.is_queued || q.layer < 0 || q.next_layer[q.layer] != p.layer) return {};
   const Clock::duration most = duration_of(saved(p.n_rows, q.n_rows, now) / 2);
   const Time limit = p.arrived + most;
-  if (q.answered + duration_of(std::max(0.0, q.gap)) > limit || !pays(p, q, now)) return {};
-  const bool is_known = q.gap >= 0;
+  const bool is_known = has_gap(q, now);
+  if (q.answered + duration_of(is_known ? q.gap : 0) > limit || !pays(p, q, now)) return {};
   return std::min(limit, q.answered + (is_known ? duration_of(q.gap + 4 * q.gap_deviation) : most));
 }
 
@@ -181,8 +195,8 @@ std::optional<Time> RequestBatcher::awaits_until(const Peer& p, const Peer& q, T
 // the gap of the slower one and a batch. Otherwise the worker computes one after another, for all
 // active backbones that are not slower.
 bool RequestBatcher::pays(const Peer& p, const Peer& q, Time now) const {
-  const auto own = [](const Peer& peer) {  // seconds of a layer in which it has no request here
-    return std::max(0.0, peer.gap) + peer.step_gap / peer.n_requests_of_step;
+  const auto own = [now](const Peer& peer) {  // seconds of a layer in which it has no request here
+    return (has_gap(peer, now) ? peer.gap : 0) + peer.step_gap / peer.n_requests_of_step;
   };
   const double slower = std::max(own(p), own(q));
   int n_rows = 0;

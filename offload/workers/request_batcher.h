@@ -71,15 +71,19 @@ class RequestBatcher {
     bool begins = false;         // whether it begins a step
     Time arrived{}, answered{};
 
-    Time begun{};                        // the last step
-    double step = 0;                     // seconds from one beginning to the next; 0: not known
-    int n_steps = 0;                     // that `step` was measured over
-    double gap = -1, gap_deviation = 0;  // seconds from an answer to the next layer; -1: not known
-    double step_gap = 0;                 // seconds from a step's last answer to the next step
+    Time begun{};                       // the last step
+    double step = 0;                    // seconds from one beginning to the next; 0: not known
+    int n_steps = 0;                    // that `step` was measured over
+    double gap = 0, gap_deviation = 0;  // seconds from an answer to the next layer
+    int n_gaps = 0;                     // that were measured
+    Time gap_at{};                      // the last one
+    double step_gap = 0;                // seconds from a step's last answer to the next step
     int n_requests = 0, n_requests_of_step = 1;  // of this step, and of the last one
     std::vector<int> next_layer;  // [layers] that was requested after it; -1: not known
   };
 
+  static void measured_gap(Peer& peer, Time now);
+  static bool has_gap(const Peer& peer, Time now);
   static void begin_step(Peer& peer, Time now, bool is_exact);
   Time waits_until(const Peer& peer, Time now) const;
   std::optional<Time> awaits_until(const Peer& peer, const Peer& other, Time now) const;

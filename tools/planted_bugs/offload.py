@@ -197,6 +197,7 @@ MUTANTS = [
     ("workers: one that has changed is used", "offload/workers/worker_link.cpp", [("same == expected_", "same.model == expected_.model")]),
     ("workers: a goodbye is a failure", "offload/workers/worker_link.cpp", [("lose(\"it has said goodbye\", false)", "lose(\"it has said goodbye\", true)")]),
     ("worker: backbones that connect while others are served wait", "offload/workers/expert_server.cpp", [("      may_connect = wait(next.until);", "      (void)wait(next.until);")]),
+    ("worker: the first gap of a backbone counts for ever", "offload/workers/request_batcher.cpp", [("  return p.n_gaps >= kLeastTimes && now - p.gap_at <= kForgotten;", "  return p.n_gaps > 0 && now >= p.gap_at;")]),
     ("worker: no beats", "offload/workers/expert_server.cpp", [("if (Clock::now() >= next_beat())", "if (Clock::now() < since_)")]),
     ("worker: sums of the request before are added", "offload/workers/expert_server.cpp", [("  std::fill_n(sums, n_rows * dim, 0.0f);\n", "")]),
     ("worker: the last request comes first", "offload/workers/request_batcher.cpp", [("  const auto head = std::find_if(queue_.begin(), queue_.end(), [&](int peer) {", "  std::reverse(queue_.begin(), queue_.end());\n  const auto head = std::find_if(queue_.begin(), queue_.end(), [&](int peer) {")]),
