@@ -131,6 +131,18 @@ TEST_F(Pool, OnlyWhatIsUpAndNotDrainingAndHasTheModel) {
   EXPECT_EQ(choose({.model = "m"}), a);
 }
 
+TEST_F(Pool, PrefillServersAreChosenWhereNothingElseAnswers) {
+  const Pointer prefill = add(1), decode = add(2);
+  prefill->models[0].role = "prefill";
+  decode->models[0].role = "decode";
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(choose(), decode);
+  EXPECT_EQ(choose({}, {decode}), prefill) << "a repeated request";
+  decode->health.on_failure("reset");
+  EXPECT_EQ(choose(), prefill);
+  const Pointer whole = add(3);
+  EXPECT_EQ(choose(), whole);
+}
+
 TEST_F(Pool, UnknownModelsAreKnownToBeSo) {
   EXPECT_TRUE(pool_.may_have_model("m"));
   const Pointer a = add(1);

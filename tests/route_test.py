@@ -590,6 +590,33 @@ class RealServers(unittest.TestCase):
                 server.process.wait()
                 server.process.stderr.close()
 
+    def test_a_prefill_server_is_asked_where_nothing_else_answers(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            keys = f"127.0.0.1:{free.getsockname()[1]}"
+        prefill = Server("--role", "prefill", "--kv-listen", keys, "--threads", "1")
+        decode = Server("--role", "decode", "--prefill", keys, "--prefill-from", "64", "--threads", "1").wait_ready()
+        router = Router(backends=[self.url(prefill.wait_ready()), self.url(decode)])
+        try:
+            router.wait_up(self.url(prefill), self.url(decode))
+            until(lambda: any("prefill server" in line and "is up" in line for line in decode.lines), "keys")
+            self.assertEqual([router.state(self.url(s))["role"] for s in (prefill, decode)], ["prefill", "decode"])
+            self.assertNotIn("role", router.get("/v1/models")[1]["data"][0])
+            request = {"prompt": " ".join(str(i % 97) for i in range(200)), "max_tokens": 4, "temperature": 0}
+            choices = [router.ok("/v1/completions", {**request, "user": str(i)})["choices"] for i in range(3)]
+            self.assertEqual([router.state(self.url(s))["requests"] for s in (prefill, decode)], [0, 3])
+            self.assertIn("tandem:fetched_prompt_tokens_total", decode.get("/metrics")[1])
+            decode.process.kill()
+            choices.append(router.ok("/v1/completions", request)["choices"])
+            self.assertEqual(router.state(self.url(prefill))["requests"], 1)
+            self.assertEqual(choices, [prefill.ok("/v1/completions", request)["choices"]] * 4)
+        finally:
+            self.assertEqual(router.stop(), 0)
+            for server in (prefill, decode):
+                server.process.kill()
+                server.process.wait()
+                server.process.stderr.close()
+
     def test_registration_in_either_order(self):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

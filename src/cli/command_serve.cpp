@@ -122,6 +122,11 @@ KvWelcome kv_welcome(LoadedModel& loaded) {
           .arithmetic = fmt::format("{} kernels", loaded.isa())};
 }
 
+// As routers know it; empty: a whole server.
+std::string name_of(ServerRole role) {
+  return role == ServerRole::kPrefill ? "prefill" : role == ServerRole::kDecode ? "decode" : "";
+}
+
 // Connections to other servers, for the roles; outlives what computes.
 struct Roles {
   std::unique_ptr<Transport> transport;
@@ -227,6 +232,7 @@ int serve_command(const Options& options) {
       tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
        .root = options.model.directory,
+       .role = name_of(s.role),
        .simulated_routing = simulates ? name_of(options.model.simulated_routing) : "",
        .api_key = s.api_key,
        .cors_origins = s.cors_origins,

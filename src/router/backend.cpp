@@ -66,4 +66,9 @@ bool Backend::has_model(const std::string& model) const {
          std::any_of(models.begin(), models.end(), [&](const Model& m) { return m.id == model; });
 }
 
+bool Backend::is_prefill_server() const {
+  return std::any_of(models.begin(), models.end(),
+                     [](const Model& m) { return m.role == "prefill"; });
+}
+
 }  // namespace tandem

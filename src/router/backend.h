@@ -83,9 +83,12 @@ struct Backend {
 
   struct Model {
     std::string id;
-    nlohmann::ordered_json json;  // its entry in the backend's /v1/models
+    nlohmann::ordered_json json;  // its entry in the backend's /v1/models, without the role
+    std::string role = {};        // prefill or decode; empty: a whole server
   };
   bool has_model(const std::string& model) const;  // empty: any
+  // It computes prompts for decode servers, and gets requests only where nothing else answers.
+  bool is_prefill_server() const;
   bool can_be_chosen() const { return health.is_up() && !draining && !removed; }
 
   const int id;

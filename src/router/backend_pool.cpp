@@ -69,8 +69,11 @@ BackendPool::Choice BackendPool::choose(const RequestSummary& request,
   std::vector<Candidate> candidates;
   std::vector<Pointer> backends;
   const auto known = prefixes_.find(request.prefixes);
+  const bool has_other = std::any_of(all_.begin(), all_.end(), [&](const Pointer& backend) {
+    return can_get(*backend, request, tried) && !backend->is_prefill_server();
+  });
   for (const Pointer& backend : all_) {
-    if (!can_get(*backend, request, tried)) continue;
+    if (!can_get(*backend, request, tried) || (has_other && backend->is_prefill_server())) continue;
     const auto n_known = known.find(backend->id);
     backends.push_back(backend);
     candidates.push_back(

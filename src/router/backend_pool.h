@@ -30,7 +30,8 @@ class BackendPool {
   std::function<void(const Pointer&)> on_added = [](const Pointer&) {};
 
   // Chooses by best_candidate() among the backends that answer, have the model, are not draining
-  // and are not in `tried`; the choice counts as the one that has the prompt's beginning now.
+  // and are not in `tried`, and among prefill servers only where there is no other; the choice
+  // counts as the one that has the prompt's beginning now.
   Choice choose(const RequestSummary& request, const std::vector<Pointer>& tried,
                 RouterClock::time_point now);
   // Whether choose() would find a backend.

@@ -101,7 +101,11 @@ std::vector<Backend::Model> models_of(const std::string& answer) {
     const auto id = entry.is_object() ? entry.find("id") : entry.end();
     require(id != entry.end() && id->is_string(),
             "GET /v1/models: an entry of \"data\" has no text \"id\"");
-    models.push_back({.id = *id, .json = entry});
+    Backend::Model model = {.id = *id, .json = entry};
+    const auto role = entry.find("role");
+    if (role != entry.end() && role->is_string()) model.role = *role;
+    model.json.erase("role");
+    models.push_back(std::move(model));
   }
   return models;
 }

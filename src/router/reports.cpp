@@ -29,7 +29,11 @@ void each(std::string& text, const BackendPool& pool, const char* name, const ch
 
 Json backend_json(const BackendPool& pool, const Backend& b, RouterClock::time_point now) {
   Json models = Json::array();
-  for (const Backend::Model& model : b.models) models.push_back(model.id);
+  std::string role;
+  for (const Backend::Model& model : b.models) {
+    models.push_back(model.id);
+    role = model.role;
+  }
   const std::optional<double> token = b.speed.token_seconds();
   return {{"url", b.address.url()},
           {"state", state_of(b)},
@@ -37,6 +41,7 @@ Json backend_json(const BackendPool& pool, const Backend& b, RouterClock::time_p
           {"registered", b.registered},
           {"error", b.health.is_up() ? Json() : Json(b.health.why_down())},
           {"models", std::move(models)},
+          {"role", role.empty() ? Json() : Json(role)},
           {"running", b.n_running},
           {"requests", b.n_requests},
           {"failures", b.n_failures},

@@ -181,10 +181,12 @@ OrderedJson generate_json(const AnswerInfo& info, const ChoicePart& all, const U
 }
 
 OrderedJson models_json(const std::string& id, const std::string& root, int64_t context,
-                        int64_t created, const std::string& simulated_routing) {
+                        int64_t created, const std::string& role,
+                        const std::string& simulated_routing) {
   OrderedJson model = {
       {"id", id},     {"object", "model"}, {"created", created},      {"owned_by", "tandem"},
       {"root", root}, {"parent", nullptr}, {"max_model_len", context}};
+  if (!role.empty()) model["role"] = role;
   if (!simulated_routing.empty()) model["simulated_routing"] = simulated_routing;
   return {{"object", "list"}, {"data", OrderedJson::array({model})}};
 }

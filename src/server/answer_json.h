@@ -66,9 +66,11 @@ OrderedJson usage_chunk_json(const AnswerInfo& info, const Usage& usage);
 // SGLang's object, with all text so far.
 OrderedJson generate_json(const AnswerInfo& info, const ChoicePart& all, const Usage& usage);
 
-// `simulated_routing` is named unless it is empty: clients that measure must know.
+// `role`, for routers, and `simulated_routing`, for clients that measure, are named unless they are
+// empty.
 OrderedJson models_json(const std::string& id, const std::string& root, int64_t context,
-                        int64_t created, const std::string& simulated_routing);
+                        int64_t created, const std::string& role,
+                        const std::string& simulated_routing);
 
 // "stop", "length" or "abort".
 const char* finish_reason_name(FinishReason reason);

@@ -237,7 +237,7 @@ HttpResponse Service::rebalance_report() {
 
 HttpResponse Service::models(const std::string& path) {
   const OrderedJson list = models_json(options_.model_id, options_.root, engine().context(),
-                                       created_, options_.simulated_routing);
+                                       created_, options_.role, options_.simulated_routing);
   if (path == kModelsPath) return json_response(list);
   const std::string id = path.substr(kModelPath.size());
   // Clients write an id that contains slashes with "%2F".

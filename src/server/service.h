@@ -18,6 +18,7 @@ class Service final : public RequestHandler {
   struct Options {
     std::string model_id;                        // id of the model in the API
     std::string root;                            // folder of the model
+    std::string role = {};                       // prefill or decode; empty: a whole server
     std::string simulated_routing = {};          // its name; empty: the router chooses
     std::string api_key;                         // empty: no key is required
     std::vector<std::string> cors_origins = {};  // origins of pages that may read responses
