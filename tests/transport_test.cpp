@@ -337,6 +337,24 @@ TEST(Transport, WakesAWaiter) {
   other.join();
 }
 
+// A listener whose queue is full answers no further connection, as a host that is lost.
+TEST(Transport, DoesNotWaitForAHostThatDoesNotAnswer) {
+  namespace asio = boost::asio;
+  asio::io_context io;
+  asio::ip::tcp::acceptor acceptor(io, asio::ip::tcp::v4());
+  acceptor.bind({asio::ip::make_address("127.0.0.1"), 0});
+  acceptor.listen(0);
+  const std::string address = "127.0.0.1:" + std::to_string(acceptor.local_endpoint().port());
+  const auto transport = tcp_transport();
+  std::vector<std::unique_ptr<MessageConnection>> waiting;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string error = error_of([&] {
+    for (int i = 0; i < 4; ++i) waiting.push_back(transport->connect(address, milliseconds(300)));
+  });
+  EXPECT_TRUE(says(error, "timed out")) << error;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
 TEST(Transport, RefusesAddresses) {
   const auto transport = tcp_transport();
   for (const char* address : {"", "host", ":9000", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1",

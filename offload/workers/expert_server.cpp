@@ -159,10 +159,15 @@ class ExpertServer::Peer final : public MessageSink {
   void go_on() {
     handshake_.arrived(*connection_, server_.welcome_bytes_);
     last_sent_ = Clock::now();
-    if (handshake_.is_accepted()) stage_ = Stage::kSetup;
+    if (handshake_.is_accepted()) {
+      stage_ = Stage::kSetup;
+      server_.has_refused_ = false;
+    }
     if (!handshake_.is_refused()) return;
     stage_ = Stage::kRefused;
-    server_.options_.note("a backbone with another secret or another version was refused");
+    if (!server_.has_refused_)
+      server_.options_.note("a backbone with another secret, encryption or version was refused");
+    server_.has_refused_ = true;
   }
 
   void take_setup() {

@@ -115,6 +115,7 @@ class ExpertServer {
   std::array<Peer*, kMostPeers> slots_{};  // the served ones, by their number in batcher_
   std::optional<RequestBatcher> batcher_;
   std::vector<Peer*> batch_;  // that is computed
+  bool has_refused_ = false;  // the last backbone; it tries again twice a second
   bool was_busy_ = false;     // requests that arrive now may have come during the last batch
   std::vector<MessageConnection*> waited_;
   Clock::time_point leave_by_{};  // not 0: backbones were told of the end

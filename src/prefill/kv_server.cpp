@@ -112,7 +112,10 @@ class KvServer::Peer final : public MessageSink {
     if (!handshake_.is_over()) {
       handshake_.arrived(*connection_, server_.welcome_bytes_);
       if (handshake_.is_accepted()) server_.options_.note("a decode server has connected");
-      if (handshake_.is_refused()) server_.options_.note("a decode server was refused");
+      if (handshake_.is_refused() && !server_.has_refused_)
+        server_.options_.note(
+            "a decode server with another secret, encryption or version was refused");
+      if (handshake_.is_over()) server_.has_refused_ = handshake_.is_refused();
       last_sent_ = Clock::now();
     } else if (header.kind == MessageKind::kCancel) {
       const auto it = requests_.find(header.number);

@@ -52,6 +52,7 @@ class KvServer {
   KvWelcome welcome_;
   std::vector<std::byte> welcome_bytes_;
   std::vector<std::unique_ptr<Peer>> peers_;  // of the thread
+  bool has_refused_ = false;  // of the thread: the last decode server, which tries again soon
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -62,9 +62,9 @@ void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
       "{} has {}: give both the same {}, or neither", peer,
       has_secret ? "no secret, and this program one" : "a secret, and this program none", option);
   require_protocol(theirs.protection == mine.protection,
-                   "{} {} what it sends, and this program {}: give both the same encryption "
-                   "(beside {})",
-                   peer, encrypts(theirs), encrypts(mine), option);
+                   "{} {} what it sends, and this program {}: start both with encryption, or "
+                   "neither",
+                   peer, encrypts(theirs), encrypts(mine));
 }
 
 std::vector<std::byte> bytes_of(const WorkerWelcome& w) {

@@ -22,7 +22,10 @@ Nonce random_nonce() {
 Secret Secret::from_file(const std::string& file, bool encrypts) {
   constexpr size_t kLeast = 16, kMost = 4096;
   std::ifstream in(file, std::ios::binary);
-  require(in.is_open(), "{}: cannot be read", file);
+  require(
+      in.is_open(),
+      "{}: cannot be read: copy the other host's file, or write one with `openssl rand -hex 32`",
+      file);
   std::string text(kMost + 2, '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   require(!in.bad(), "{}: cannot be read", file);
