@@ -145,6 +145,7 @@ void keys(benchmark::State& state) {
                              .key_bytes = prefill.page_bytes(),
                              .page_size = kPageSize,
                              .max_tokens = n_tokens + 1,
+                             .cache_type = "bf16",
                              .arithmetic = "the same"};
   server.begin(prefill.engine(), welcome);
   KvClient client(*transport,

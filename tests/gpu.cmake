@@ -86,6 +86,9 @@ if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   add_test(NAME gpu_cli_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_cli_test.py
                                      $<TARGET_FILE:tandem_emulated> $<TARGET_FILE:tandem>)
   set_tests_properties(gpu_cli_test PROPERTIES TIMEOUT ${seconds} COST 20)
+  add_test(NAME gpu_prefill_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_prefill_test.py
+                                         $<TARGET_FILE:tandem_emulated>)
+  set_tests_properties(gpu_prefill_test PROPERTIES TIMEOUT ${seconds} COST 20)
   add_test(NAME gpu_workers_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_workers_test.py
                                          $<TARGET_FILE:tandem_emulated>)
   set_tests_properties(gpu_workers_test PROPERTIES LABELS long TIMEOUT ${seconds} COST 20)

@@ -14,7 +14,8 @@ TEST(KvMessages, WelcomesAreReadAsTheyAreWritten) {
                              .key_bytes = 4'497'408,
                              .page_size = 64,
                              .max_tokens = 163'840,
-                             .arithmetic = "avx2 kernels"};
+                             .cache_type = "fp8",
+                             .arithmetic = "emulated GPU of compute capability 8.9"};
   std::vector<std::byte> body = bytes_of(welcome);
   EXPECT_LE(body.size(), kMostKvWelcomeBytes);
   const KvWelcome read = kv_welcome_from(body);
@@ -22,11 +23,18 @@ TEST(KvMessages, WelcomesAreReadAsTheyAreWritten) {
   EXPECT_EQ(read.key_bytes, welcome.key_bytes);
   EXPECT_EQ(read.page_size, welcome.page_size);
   EXPECT_EQ(read.max_tokens, welcome.max_tokens);
+  EXPECT_EQ(read.cache_type, welcome.cache_type);
   EXPECT_EQ(read.arithmetic, welcome.arithmetic);
   for (size_t n = 0; n < body.size(); ++n)
     EXPECT_THROW(kv_welcome_from(std::span(body).first(n)), ProtocolError) << n;
   body.push_back({});
   EXPECT_THROW(kv_welcome_from(body), ProtocolError);
+  // Many workers make a long text.
+  const std::string text(70'000, 'w');
+  const KvWelcome many =
+      kv_welcome_from(bytes_of(KvWelcome{.cache_type = "bf16", .arithmetic = text}));
+  EXPECT_EQ(many.cache_type, "bf16");
+  EXPECT_EQ(many.arithmetic, text.substr(0, 4000));
 }
 
 TEST(KvMessages, RequestsAreReadAsTheyAreWritten) {

@@ -39,6 +39,7 @@ KvWelcome welcome(uint64_t model = 77) {
           .key_bytes = key_bytes(),
           .page_size = kPageSize,
           .max_tokens = 2048,
+          .cache_type = "bf16",
           .arithmetic = "the same"};
 }
 
@@ -212,7 +213,10 @@ TEST(KvTransfer, OtherModelsPagesAndSecretsAreNotUsed) {
   const auto transport = tcp_transport();
   KvWelcome wide = welcome();
   wide.key_bytes += 64;
+  KvWelcome fp8 = welcome();
+  fp8.cache_type = "fp8";
   Prefill other_model(*transport, {}, welcome(78)), other_pages(*transport, {}, wide),
+      other_type(*transport, {}, fp8),
       other_secret(*transport, {.secret = Secret("a secret of sixteen")});
   struct Case {
     Prefill& server;
@@ -221,6 +225,7 @@ TEST(KvTransfer, OtherModelsPagesAndSecretsAreNotUsed) {
   };
   for (const auto& [server, secret, text] :
        {Case{other_model, {}, "another model"}, Case{other_pages, {}, "give both the same --kv"},
+        Case{other_type, {}, " in fp8, and this server's of 64 and"},
         Case{other_secret, Secret("another of sixteen"), "another secret"},
         Case{other_secret,
              {},

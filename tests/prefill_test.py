@@ -17,6 +17,7 @@ import time
 import unittest
 
 from running_server import ROOT, TANDEM, TINY, Server
+from workers_test import Worker
 
 ROUNDS = 20 if os.environ.get("TANDEM_LONG_TEST") else 1
 OTHER_MODEL = str(ROOT / "tests" / "golden" / "v3_fp8")
@@ -88,6 +89,27 @@ class Prefill(unittest.TestCase):
         wait_for(lambda: says(decode, f"prefill server {address} is down"), "it is down")
         self.assertEqual(answer(decode, 3), self.expected[3])
         self.assertEqual(decode.stop(), 0)
+
+    def test_servers_whose_experts_workers_have(self):
+        workers = [Worker("0-7"), Worker("0-7"), Worker("8-15")]
+        address, of_workers = free_address(), ("--workers", ",".join(worker.address for worker in workers))
+        prefill = prefill_server(address, *of_workers).wait_ready()
+        decode = decode_server([address], *of_workers)
+        wait_for(lambda: says(decode, f"prefill server {address} is up"), "it is up")
+        self.assertFalse(says(decode, "answers may differ"), decode.lines)
+        with concurrent.futures.ThreadPoolExecutor(4) as clients:
+            answers = [clients.submit(answer, decode, i) for i in range(6)]
+            workers[0].kill()
+            self.assertEqual([got.result() for got in answers], self.expected[:6])
+        self.assertGreater(fetched(decode), 3 * 384)
+        self.assertEqual(answer(prefill, 6), self.expected[6])
+        alone = decode_server([address])  # with its own experts
+        wait_for(lambda: says(alone, f"prefill server {address} is up: it computes by kernels"), alone.lines)
+        self.assertTrue(says(alone, ", workers with experts 0-7 (kernels "), alone.lines)
+        self.assertEqual(answer(alone, 7), self.expected[7])
+        self.assertGreater(fetched(alone), 384)
+        for server in (alone, decode, prefill, *workers[1:]):
+            self.assertEqual(server.stop(), 0)
 
     def test_lost_prefill_servers(self):
         addresses = [free_address(), free_address()]

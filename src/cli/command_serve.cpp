@@ -119,7 +119,8 @@ KvWelcome kv_welcome(LoadedModel& loaded) {
           .key_bytes = loaded.model().key_bytes(loaded.cache()),
           .page_size = kPageSize,
           .max_tokens = loaded.context(),
-          .arithmetic = fmt::format("{} kernels", loaded.isa())};
+          .cache_type = format_name({loaded.cache_type()}),
+          .arithmetic = loaded.arithmetic()};
 }
 
 // As routers know it; empty: a whole server.

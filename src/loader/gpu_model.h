@@ -65,6 +65,8 @@ class GpuModel {
  public:
   virtual ~GpuModel() = default;
   virtual const std::string& gpu_name() const = 0;  // name of the GPU
+  // What decides the bits of what it computes, in a line.
+  virtual std::string arithmetic() const = 0;
   virtual const ModelWeights& weights() const = 0;
   virtual const LoadReport& report() const = 0;
   virtual Device& device() = 0;

@@ -1,5 +1,7 @@
 #include "loader/loaded_model.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +15,7 @@
 #include "io/json.h"
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
+#include "loader/loaded_experts.h"
 #include "loader/weights/model_identity.h"
 #include "loader/weights/mtp_layers.h"
 #include "offload/balance/hot_experts.h"
@@ -150,6 +153,25 @@ constexpr std::chrono::seconds kGpuPatience(12);
   end_rank(1);
 }
 
+int64_t n_experts_on_gpu(const GpuParts& parts) {
+  int64_t n = 0;
+  for (const std::vector<bool>& layer : parts.experts)
+    n += std::count(layer.begin(), layer.end(), true);
+  return n;
+}
+
+// The sums of workers depend on their kernels and on how the experts are divided.
+std::string arithmetic_of_workers(const AskedWorkers& asked) {
+  std::vector<std::string> all;
+  for (const WorkerWelcome& worker : asked.welcomes)
+    if (!worker.is_standby)
+      all.push_back(fmt::format("experts {} ({})", text_of_experts(listed(worker.experts)),
+                                arithmetic_of(worker, listed(worker.experts))));
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
 // The first rank of one backbone decides every step and has the links to workers.
 void require_one_backbone(const ModelOptions& options) {
   const int n = options.ranks.group ? options.ranks.group->size() : 0;
@@ -255,8 +277,23 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     load_on_cpu(source, decision);
   if (options.count_experts) model_->count_experts();
   if (mover_) model_->use(mover_.get());
+  arithmetic_ = arithmetic_of(decision);
   expert_homes_ = tandem::expert_homes(config_, decision.parts);
   expert_homes_.n_of_host = rank_hosts(host_of_rank_, 0).n_of_host;
+}
+
+std::string LoadedModel::arithmetic_of(const Decision& decision) const {
+  std::string text;
+  if (gpu_) {
+    text = gpu_->arithmetic();
+    if (team_) text += fmt::format(" with {} experts", n_experts_on_gpu(*decision.parts.gpu));
+  }
+  if (team_)
+    text +=
+        (gpu_ ? ", " : "") + arithmetic_text(kernels_, decision.parts.experts, weights_, config_);
+  if (provider_) text += ", dense products by " + dense_products_;
+  if (asked_workers_) text += ", workers with " + arithmetic_of_workers(*asked_workers_);
+  return text;
 }
 
 // Ranks take the CPU if the GPU of one of them does not take its part.

@@ -42,6 +42,9 @@ class LoadedModel {
   int n_threads() const { return topology_.n_cores(); }
   uint64_t identity() const { return identity_; }  // model_identity(); 0: it was not wanted
   const char* isa() const { return kernels_.name; }
+  // What decides the bits of keys and answers, in a line: the devices, their kernels, where experts
+  // are and in which format.
+  const std::string& arithmetic() const { return arithmetic_; }
   // The name of the GPU that computes, "cpu", or both.
   std::string device() const {
     if (!gpu_) return "cpu";
@@ -76,6 +79,7 @@ class LoadedModel {
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
+  std::string arithmetic_of(const Decision& decision) const;
   void start_mover(const Source& source, const Decision& decision,
                    std::unique_ptr<OutputThread> thread);
   void simulate_routing(const ModelOptions& options, const Decision& decision);
@@ -105,6 +109,7 @@ class LoadedModel {
   std::unique_ptr<ProductProvider> provider_;  // beside the kernels; null: none
   std::unique_ptr<CpuOps> ops_;                // null: the backbone is on the GPU
   std::string dense_products_;
+  std::string arithmetic_;
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<ExpertOwners> owners_;       // null without other ranks

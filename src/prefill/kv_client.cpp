@@ -110,10 +110,12 @@ class KvClient::Link final : public MessageSink {
     const KvWelcome theirs = kv_welcome_from(handshake.welcome(kMostKvWelcomeBytes));
     const KvWelcome& own = client_.own_;
     require(theirs.model == own.model, "it has another model than this server");
-    require(theirs.key_bytes == own.key_bytes && theirs.page_size == own.page_size,
-            "its KV cache has pages of {} tokens and {} bytes, and this server's of {} and {}: "
-            "give both the same --kv",
-            theirs.page_size, theirs.key_bytes, own.page_size, own.key_bytes);
+    require(theirs.key_bytes == own.key_bytes && theirs.page_size == own.page_size &&
+                theirs.cache_type == own.cache_type,
+            "its KV cache has pages of {} tokens and {} bytes in {}, and this server's of {} and "
+            "{} in {}: give both the same --kv",
+            theirs.page_size, theirs.key_bytes, theirs.cache_type, own.page_size, own.key_bytes,
+            own.cache_type);
     max_tokens_ = theirs.max_tokens;
     connection_ = handshake.take();
     heard_ = Clock::now();
@@ -263,7 +265,7 @@ class KvClient::Link final : public MessageSink {
 };
 
 KvClient::KvClient(Transport& transport, Options options, KvWelcome own)
-    : options_(std::move(options)), own_(std::move(own)) {
+    : options_(std::move(options)), own_(kv_welcome_from(bytes_of(own))) {  // cut as theirs are
   for (const std::string& address : options_.addresses)
     links_.push_back(std::make_unique<Link>(*this, n_servers(), transport, address));
 }

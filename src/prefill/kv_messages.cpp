@@ -10,9 +10,10 @@ struct KvWelcomeHead {
   uint64_t model;
   int64_t key_bytes, max_tokens;
   int32_t page_size;
-  uint32_t n_text;
+  uint16_t n_type, n_text;  // bytes of the texts, which follow
 };
-constexpr size_t kMostText = 1000;
+constexpr size_t kMostType = 16, kMostText = 4000;
+static_assert(sizeof(KvWelcomeHead) + kMostType + kMostText <= kMostKvWelcomeBytes);
 
 struct TokensHead {
   int32_t first_page, n_tokens;
@@ -21,12 +22,17 @@ struct TokensHead {
 }  // namespace
 
 std::vector<std::byte> bytes_of(const KvWelcome& w) {
-  check(w.arithmetic.size() <= kMostText, "a short text");
-  const KvWelcomeHead head = {w.model, w.key_bytes, w.max_tokens, w.page_size,
-                              static_cast<uint32_t>(w.arithmetic.size())};
-  std::vector<std::byte> body(sizeof head + w.arithmetic.size());
+  check(w.cache_type.size() <= kMostType, "a short name");
+  const std::string texts = w.cache_type + w.arithmetic.substr(0, kMostText);
+  const KvWelcomeHead head = {.model = w.model,
+                              .key_bytes = w.key_bytes,
+                              .max_tokens = w.max_tokens,
+                              .page_size = w.page_size,
+                              .n_type = static_cast<uint16_t>(w.cache_type.size()),
+                              .n_text = static_cast<uint16_t>(texts.size() - w.cache_type.size())};
+  std::vector<std::byte> body(sizeof head + texts.size());
   std::memcpy(body.data(), &head, sizeof head);
-  std::memcpy(body.data() + sizeof head, w.arithmetic.data(), w.arithmetic.size());
+  std::memcpy(body.data() + sizeof head, texts.data(), texts.size());
   return body;
 }
 
@@ -34,14 +40,17 @@ KvWelcome kv_welcome_from(MessageBytes body) {
   KvWelcomeHead head;
   require_protocol(body.size() >= sizeof head, "a welcome of {} bytes", body.size());
   std::memcpy(&head, body.data(), sizeof head);
-  require_protocol(head.n_text <= kMostText && body.size() == sizeof head + head.n_text,
-                   "a welcome of {} bytes with a text of {}", body.size(), head.n_text);
+  require_protocol(head.n_type <= kMostType && head.n_text <= kMostText &&
+                       body.size() == sizeof head + head.n_type + head.n_text,
+                   "a welcome of {} bytes with texts of {} and {}", body.size(), head.n_type,
+                   head.n_text);
   const auto* const text = reinterpret_cast<const char*>(body.data() + sizeof head);
   return {.model = head.model,
           .key_bytes = head.key_bytes,
           .page_size = head.page_size,
           .max_tokens = head.max_tokens,
-          .arithmetic = std::string(text, head.n_text)};
+          .cache_type = std::string(text, head.n_type),
+          .arithmetic = std::string(text + head.n_type, head.n_text)};
 }
 
 std::vector<std::byte> bytes_of(const KvRequest& request) {

@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-constexpr uint32_t kKvProtocolVersion = 0x4b560002;  // no worker has this one
+constexpr uint32_t kKvProtocolVersion = 0x4b560003;  // no worker has this one
 
 // What a prefill server has.
 struct KvWelcome {
@@ -22,7 +22,10 @@ struct KvWelcome {
   int64_t key_bytes = 0;   // of a page, as StepRunner::key_bytes()
   int32_t page_size = 0;   // tokens
   int64_t max_tokens = 0;  // of a request
-  std::string arithmetic;  // kernels and type of the cache: with the same, answers have equal bits
+  std::string cache_type;  // of the numbers, as "bf16"
+  // Devices, kernels, formats: with the same, answers have equal bits. Cut where it is longer than
+  // 4000 bytes.
+  std::string arithmetic;
 };
 constexpr uint64_t kMostKvWelcomeBytes = 4096;
 std::vector<std::byte> bytes_of(const KvWelcome& welcome);

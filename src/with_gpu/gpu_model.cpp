@@ -145,6 +145,12 @@ class Loaded final : public GpuModel {
   }
 
   const std::string& gpu_name() const override { return gpu_info_.name; }
+  // GPUs of one compute capability have the same tensor cores.
+  std::string arithmetic() const override {
+    return fmt::format("{} of compute capability {}.{}{}",
+                       gpu_info_.emulated ? "emulated GPU" : "GPU", gpu_info_.major,
+                       gpu_info_.minor, fp8_activations_ ? " with FP8 activations" : "");
+  }
   const ModelWeights& weights() const override { return weights_; }
   const LoadReport& report() const override { return report_; }
   Device& device() override { return device_; }
