@@ -45,24 +45,28 @@ struct Inputs {
 
 // What computes the experts without workers, and the sums that it gives shard by shard.
 struct Local {
-  LoadedExperts loaded{served(kServedModel, "auto")};
+  Local() : Local(served(kServedModel, "auto")) {}
+  explicit Local(const LoadedExpertsOptions& options) : loaded(options) {}
+
+  LoadedExperts loaded;
   ServedExperts all = loaded.served();
   CpuExperts& experts = loaded.experts();
   int dim = all.welcome.dim;
 
   std::vector<float> sums(Inputs& inputs, int layer, const std::vector<Shard>& shards) {
     std::vector<float> y(inputs.n * dim, 0.5f);
-    const std::vector<int32_t> ids = inputs.ids;
-    for (const Shard& shard : shards) {
-      for (size_t i = 0; i < ids.size(); ++i) {
-        const bool has = std::count(shard.experts.begin(), shard.experts.end(), ids[i]) > 0;
-        inputs.ids[i] = has ? ids[i] : -1;
-      }
-      all.experts.submit(inputs.batch(layer));
-      all.experts.add_to(0, {y.data(), inputs.n, dim, dim});
-    }
-    inputs.ids = ids;
+    for (const Shard& shard : shards) add_shard(inputs, layer, shard, y);
     return y;
+  }
+  void add_shard(Inputs& inputs, int layer, const Shard& shard, std::vector<float>& y) {
+    const std::vector<int32_t> ids = inputs.ids;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const bool has = std::count(shard.experts.begin(), shard.experts.end(), ids[i]) > 0;
+      inputs.ids[i] = has ? ids[i] : -1;
+    }
+    all.experts.submit(inputs.batch(layer));
+    all.experts.add_to(0, {y.data(), inputs.n, dim, dim});
+    inputs.ids = ids;
   }
 };
 

@@ -144,6 +144,113 @@ TEST(WorkerModels, GiveTheSameLogitsWhoeverAnswers) { expect_same_logits_whoever
 
 TEST(WorkerModels, GiveTheSameLogitsInMicroBatchesToo) { expect_same_logits_whoever_answers(2); }
 
+// Workers that keep their experts in different formats.
+struct MixedWorkers {
+  Workers stored, converted;
+  std::vector<std::string> addresses;
+
+  MixedWorkers(const std::string& directory, const std::vector<std::string>& as_stored,
+               const std::vector<std::string>& as_int8)
+      : stored(served(directory, ""), as_stored), converted(in_int8(directory), as_int8) {
+    addresses = stored.addresses;
+    addresses.insert(addresses.end(), converted.addresses.begin(), converted.addresses.end());
+  }
+  static LoadedExpertsOptions in_int8(const std::string& directory) {
+    LoadedExpertsOptions options = served(directory, "");
+    options.format = WeightFormat{DType::kI8};
+    return options;
+  }
+};
+
+// Each sum is that of a process which has all experts in the worker's format.
+TEST(WorkersOfTwoFormats, GiveTheSumsOfEach) {
+  LoadedExpertsOptions all_in_int8 = MixedWorkers::in_int8(kServedModel);
+  all_in_int8.experts = "auto";
+  Local as_stored, in_int8(all_in_int8);
+  for (const auto& [stored, int8] :
+       {std::pair<std::vector<std::string>, std::vector<std::string>>{{"0-3"}, {"4-7"}},
+        {{"1,4-5", "1,4-5"}, {"0,2-3", "6-7", "6-7"}},
+        {{}, {"4-7"}}}) {
+    const MixedWorkers workers(kServedModel, stored, int8);
+    Backbone backbone(as_stored, workers.addresses);
+    const int n_stored = static_cast<int>(stored.size());
+    for (const int n : {1, 5, kMostTokens}) {
+      Inputs inputs(n, as_stored.dim, n);
+      std::vector<float> want(inputs.n * as_stored.dim, 0.5f);
+      for (const Shard& shard : backbone.shards())
+        (shard.owners.empty() || shard.owners[0] < n_stored ? as_stored : in_int8)
+            .add_shard(inputs, 1, shard, want);
+      EXPECT_EQ(backbone.sums(inputs, 1), want) << n;
+      EXPECT_NE(as_stored.sums(inputs, 1, backbone.shards()), want) << "INT8 has other bits";
+    }
+  }
+}
+
+// Whoever has an expert, also the backbone, the logits depend on its format alone.
+TEST(WorkersOfTwoFormats, GiveTheSameLogitsWhoeverHasThem) {
+  for (const std::string family : {"v3_fp8", "v3_bf16"}) {
+    SCOPED_TRACE(family);
+    const std::string directory = kGolden + family;
+    const GoldenFile golden(directory + "/golden.safetensors");
+    ModelOptions options = {.directory = directory,
+                            .context = 256,
+                            .max_logits = 64,
+                            .attention = AttentionForm::kAbsorbed};
+    const std::vector<float> alone = golden_logits(golden, options);
+    const auto with = [&](const std::vector<std::string>& stored,
+                          const std::vector<std::string>& int8, ModelOptions own) {
+      const MixedWorkers workers(directory, stored, int8);
+      own.workers.addresses = workers.addresses;
+      return golden_logits(golden, own);
+    };
+    const int n = ModelConfig::from_directory(directory).router.n_experts;
+    const std::string first = fmt::format("0-{}", n / 2 - 1),
+                      last = fmt::format("{}-{}", n / 2, n - 1);
+    ModelOptions in_int8 = options;
+    in_int8.experts = WeightFormat{DType::kI8};
+    const std::vector<float> want = with({first}, {last}, options);
+    EXPECT_NE(want, alone);
+    EXPECT_EQ(with({}, {"auto"}, options), golden_logits(golden, in_int8));
+    expect_close(want, alone, 3e-2 * largest(alone));
+    EXPECT_EQ(with({first, first}, {last, last}, options), want) << "replicas";
+    EXPECT_EQ(with({first}, {}, in_int8), want) << "the backbone has experts in INT8";
+    EXPECT_EQ(with({}, {last}, options), want) << "the backbone has experts as stored";
+  }
+}
+
+TEST(WorkersOfTwoFormats, AnswerAsOneProcess) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  const std::vector<std::vector<int32_t>> want = answers(options, 6);
+  const MixedWorkers workers(kTinyR1, {"0-3", "4-7", "0-7"}, {"8-15", "8-15"});
+  options.workers.addresses = workers.addresses;
+  EXPECT_EQ(answers(options, 6), want);
+}
+
+TEST(WorkersOfTwoFormats, AreNamedLayerByLayer) {
+  const ModelConfig config = ModelConfig::from_directory(kServedModel);  // layer 0 is dense
+  const auto text = [&](const std::vector<std::optional<WeightFormat>>& of_layers) {
+    const ExpertsLayout layout(of_layers, {});
+    const std::string all =
+        arithmetic_text(cpu::kernels_for(cpu::Isa::kReference), layout, {}, config);
+    return all.substr(all.find("experts"));
+  };
+  const std::optional<WeightFormat> stored, int8 = WeightFormat{DType::kI8};
+  EXPECT_TRUE(says(text({int8, int8, int8}), "experts int8, columns"));
+  EXPECT_TRUE(says(text({int8, int8, stored}),
+                   "experts int8 from layer 1 on, as stored from layer 2 on, columns"));
+  EXPECT_TRUE(says(text({stored, int8, int8}), "experts int8 from layer 1 on, columns"));
+}
+
+TEST(WorkersOfTwoFormats, MayNotHaveTheSameExperts) {
+  const MixedWorkers workers(kServedModel, {"0-4"}, {"3-7"});
+  ModelOptions options = {.directory = kServedModel, .context = 64};
+  options.workers.addresses = workers.addresses;
+  const std::string refusal = error_of([&] { LoadedModel loaded(options); });
+  EXPECT_TRUE(says(refusal, "both have experts 3-4, and would compute different sums")) << refusal;
+  EXPECT_TRUE(says(refusal, "experts as stored")) << refusal;
+  EXPECT_TRUE(says(refusal, "experts int8")) << refusal;
+}
+
 // Decode steps of several sequences, and prompts beside them.
 TEST(WorkerModels, AnswerTheSameInMicroBatches) {
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
