@@ -204,6 +204,36 @@ class TwoOwnersByNetwork(TwoOwnersByUcx):
             super().test_no_answer_is_lost()
 
 
+class TwoBackbones(unittest.TestCase):
+    def test_one_that_is_stopped_holds_up_nobody(self):
+        worker = Worker()
+        servers = [server_of([worker], "--draft", "off") for _ in range(2)]
+        want = {question: text_of(servers[1], question) for question in QUESTIONS}
+        stopped, other = [Streams(server, 4) for server in servers]
+        for streams in (stopped, other):
+            streams.wait_for_more()
+        servers[0].process.send_signal(signal.SIGSTOP)  # with requests under way, whose answers it does not take
+        n_stopped, begin = len(stopped.answers), time.monotonic()
+        gaps = []
+        for _ in range(3):
+            other.wait_for_more()
+            gaps.append(time.monotonic() - begin)
+            begin = time.monotonic()
+        self.assertLess(max(gaps), 10, "seconds for a dozen answers")
+        self.assertLessEqual(len(stopped.answers), n_stopped + 4)
+        self.assertTrue(is_up(servers[1], worker))
+        self.assertEqual(metric_of(servers[1], "failures_total", worker), 0)
+        servers[0].process.send_signal(signal.SIGCONT)
+        stopped.wait_for_more()
+        for streams in (stopped, other):
+            for question, errors, text in streams.end():
+                self.assertEqual((errors, text), ([], want[question]))
+        print(f"{len(other.answers)} answers of the other backbone, none lost")
+        for server in servers:
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(worker.stop(), 0)
+
+
 class OneOwner(unittest.TestCase):
     def test_answers_fail_after_the_patience_and_the_server_recovers(self):
         worker = Worker("4-11")
