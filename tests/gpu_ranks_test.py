@@ -16,7 +16,7 @@ import unittest
 import urllib.request
 
 import ranks_test
-from mpi_launcher import LAUNCHERS, is_alive, launch
+from mpi_launcher import AS_SRUN, LAUNCHERS, is_alive, launch
 from ranks_test import alone, answer_of, ranks_of, ranks_of_number, run
 
 # Few tokens: one takes the emulated GPU 50 ms.
@@ -41,6 +41,26 @@ class GpuRanks(GpuProcesses):
                 self.assertEqual(got["token_ids"], expected["token_ids"])
                 self.assertEqual(got["device"], "emulated GPU")
                 self.assertLess(got["model_bytes"], expected["model_bytes"])
+
+    def test_under_srun(self):
+        """--gpus-per-task 1 gives each rank a list of one GPU."""
+        expected = json.loads(alone(QUESTION).stdout)
+
+        def with_lists(lists, question=QUESTION):
+            parts = [(1, ["env", f"CUDA_VISIBLE_DEVICES={gpus}", *AS_SRUN, ranks_test.TANDEM, *question]) for gpus in lists]
+            with tempfile.TemporaryDirectory() as folder:
+                command, environment = launch(LAUNCHERS[0], parts, folder)
+                return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+        done = with_lists(("3", "5"))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(json.loads(done.stdout)["token_ids"], expected["token_ids"])
+        done = with_lists(("4", "3", "4"))
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"\Aerror: ranks 0 and 2 of one host have the same GPU: give each one of its own .*\n")
+        done = with_lists(("4", "4"), [a if a != "cuda" else "auto" for a in QUESTION])
+        self.assertEqual(json.loads(done.stdout)["device"], "cpu")
+        self.assertIn("warning: running on the CPUs: ranks 0 and 1 of one host have the same GPU", done.stderr)
 
     def test_a_planned_placement(self):
         """Two GPUs of a host: experts on both and, by hand, on the CPU beside them."""
