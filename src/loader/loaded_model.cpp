@@ -474,12 +474,12 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
     return *exchanged_experts_;
   }
   ExpertPool* const workers = start_workers(options, decision);
-  rank_experts_ = std::make_unique<RankExperts>(
-      RankExperts::Parts{.owners = *owners_,
-                         .rank = grid.in_stage(group.rank()),
-                         .mine = *experts_,
-                         .workers = workers,
-                         .micro_batches = asked_workers_ ? exchanged_micro_batches(options) : 1});
+  rank_experts_ = std::make_unique<RankExperts>(RankExperts::Parts{
+      .owners = *owners_,
+      .rank = grid.in_stage(group.rank()),
+      .mine = *experts_,
+      .workers = workers,
+      .micro_batches = asked_workers_ ? exchanged_micro_batches(options, decision.parts) : 1});
   return *rank_experts_;
 }
 
@@ -491,15 +491,15 @@ ExpertPool* LoadedModel::start_workers(const ModelOptions& options, const Decisi
   const bool takes_turns = !gpu_ || !group || group->size() == 1;
   const auto start = [&] {
     if (group && group->rank() > 0) return;
-    worker_experts_ =
-        worker_experts({.options = options,
-                        .kernels = kernels_,
-                        .config = config_,
-                        .local = *experts_,
-                        .team = *team_,
-                        .max_tokens = decision.limits.max_tokens,
-                        .micro_batches = takes_turns ? exchanged_micro_batches(options) : 1},
-                       *asked_workers_);
+    worker_experts_ = worker_experts(
+        {.options = options,
+         .kernels = kernels_,
+         .config = config_,
+         .local = *experts_,
+         .team = *team_,
+         .max_tokens = decision.limits.max_tokens,
+         .micro_batches = takes_turns ? exchanged_micro_batches(options, decision.parts) : 1},
+        *asked_workers_);
     worker_list_ = watch_workers(*asked_workers_, *worker_experts_);
   };
   group ? run_on_all(*group, start) : start();
@@ -569,7 +569,7 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
   auto experts = std::make_unique<ExchangedExperts>(ExchangedParts{
       delayed_ ? *delayed_ : groups_.stage(), hosts, grid.of_stage(), *owners_, kernels_, config_,
       *experts_, decision.limits.max_tokens, takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
-      exchange_mode(options.dispatch), exchanged_micro_batches(options)});
+      exchange_mode(options.dispatch), exchanged_micro_batches(options, decision.parts)});
   options.note("rows of experts: " + experts->modes());
   return experts;
 }
