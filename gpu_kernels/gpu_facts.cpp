@@ -10,6 +10,7 @@ namespace tandem::gpu {
 std::string only_gpu(std::optional<std::string> visible, int index) {
   if (!visible) return std::to_string(index);
   std::string_view rest = *visible;
+  if (rest.find(',') == std::string_view::npos) return *visible;
   for (; index > 0; --index) {
     const size_t comma = rest.find(',');
     if (comma == std::string_view::npos) return "";

@@ -20,14 +20,15 @@ struct GpuFacts {
   Count count = Count::kDone;
   std::string count_error;  // CUDA's message for kFailed
   int n_gpus = 0;
-  std::string name;                   // name of the first GPU
+  std::string name, id;               // of the first GPU, as in GpuInfo
   int major = 0, minor = 0;           // its compute capability
   Kernels kernels = Kernels::kThere;  // whether the program's kernels run on this GPU
   int compiled_for = 0;               // 10 * major + minor of the kernels' PTX; a GPU may be newer
 };
 
 // The value of CUDA_VISIBLE_DEVICES that leaves the index-th GPU of those that `visible` lists, or
-// of all; empty, which leaves none, where the list is shorter.
+// of all; empty, which leaves none, where the list is shorter. A list of one leaves that one for
+// any index: srun --gpus-per-task 1 gives each rank a list of its own.
 std::string only_gpu(std::optional<std::string> visible, int index);
 
 // Why the GPU cannot be used and what to do, in one line; empty if it can be used.

@@ -14,6 +14,7 @@ namespace tandem::gpu {
 
 struct GpuInfo {
   std::string name;
+  std::string id;            // tells it from others, also from those that other processes use
   int major = 0, minor = 0;  // compute capability
   bool fp8_mma = false;      // whether both the tensor cores and the program's kernels support FP8
   int n_multiprocessors = 0;
@@ -26,7 +27,8 @@ struct GpuInfo {
 };
 
 // From now on the process can use one GPU only: number `index`, from 0, of those that it could use
-// before (CUDA_VISIBLE_DEVICES), or none if they are fewer. Called before all other functions.
+// before (CUDA_VISIBLE_DEVICES), or none if they are fewer; the only one of a list of one. Called
+// before all other functions.
 void choose_gpu(int index);
 
 // Selects the GPU that this process uses from now on. Throws Error if there is none: no driver, a

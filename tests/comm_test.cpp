@@ -1,5 +1,7 @@
 // Groups of one rank and of threads: every call with sizes of all kinds, sums whose bits depend on
 // their order, ranks that are lost at every call, and ranks whose calls differ.
+#include <sched.h>
+
 #include <atomic>
 #include <map>
 #include <thread>
@@ -8,6 +10,7 @@
 #include "comm/alone.h"
 #include "comm/delayed.h"
 #include "comm/heartbeat.h"
+#include "comm/hosts.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
 #include "comm/local_ranks.h"
@@ -396,30 +399,21 @@ TEST(Launch, WhatLaunchersSay) {
   };
   EXPECT_FALSE(launch({}));
   EXPECT_FALSE(launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}));  // a shell of sbatch
-  const auto open_mpi = launch({{"OMPI_COMM_WORLD_RANK", "5"},
-                                {"OMPI_COMM_WORLD_SIZE", "8"},
-                                {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
-                                {"PMIX_RANK", "5"}});
+  const auto open_mpi =
+      launch({{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}, {"PMIX_RANK", "5"}});
   ASSERT_TRUE(open_mpi);
   EXPECT_EQ(open_mpi->rank, 5);
   EXPECT_EQ(open_mpi->size, 8);
-  EXPECT_EQ(open_mpi->local_rank, 1);
-  EXPECT_EQ(open_mpi->local_size, 4);
   EXPECT_STREQ(open_mpi->libraries.front(), "libmpi.so.40");
-  const auto mpich = launch(
-      {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}});
+  const auto mpich = launch({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
   ASSERT_TRUE(mpich);
   EXPECT_EQ(mpich->rank, 0);
   EXPECT_EQ(mpich->size, 2);
-  EXPECT_EQ(mpich->local_size, 2);
   EXPECT_STREQ(mpich->libraries.front(), "libmpich.so.12");
-  const auto pmix =
-      launch({{"PMIX_RANK", "3"}, {"SLURM_STEP_NUM_TASKS", "16"}, {"SLURM_LOCALID", "3"}});
+  const auto pmix = launch({{"PMIX_RANK", "3"}, {"SLURM_STEP_NUM_TASKS", "16"}});
   ASSERT_TRUE(pmix);
   EXPECT_EQ(pmix->size, 16);
-  EXPECT_EQ(pmix->local_rank, 3);
-  EXPECT_EQ(pmix->local_size, -1);
+  EXPECT_EQ(pmix->rank, 3);
   EXPECT_TRUE(says(error_of([&] {
                      launch({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}});
                    }),
@@ -429,6 +423,28 @@ TEST(Launch, WhatLaunchersSay) {
                        launch({{"PMI_RANK", wrong}, {"PMI_SIZE", "2"}});
                      }),
                      fmt::format("PMI_RANK={} ", wrong)));
+}
+
+// Two hosts of three and two ranks. On the first one two ranks may use all cores, and one has cores
+// of its own; on the second one each has, which the first one's have the numbers of.
+TEST(Hosts, RanksOfAHostDivideTheCoresThatSeveralMayUse) {
+  const std::vector<int> hosts = {0, 0, 1, 0, 1}, cores = {0, 1, 0, 0, 2};
+  const PlaceOnHost want[] = {{0, 3, 0, 2}, {1, 3, 0, 1}, {0, 2, 0, 1}, {2, 3, 1, 2}, {1, 2, 0, 1}};
+  for (int rank = 0; rank < 5; ++rank)
+    EXPECT_EQ(place_on_host(hosts, cores, rank), want[rank]) << rank;
+  run_local_ranks({3}, [](Group& group) {
+    const int rank = group.rank();
+    cpu_set_t before;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+    EXPECT_EQ(place_on_host(group), (PlaceOnHost{rank, 3, rank, 3}));
+    if (CPU_COUNT(&before) < 2) return;
+    cpu_set_t fewer = before;  // for rank 1: without its first core
+    for (int core = 0; core < CPU_SETSIZE && CPU_EQUAL(&fewer, &before); ++core)
+      CPU_CLR(core, &fewer);
+    sched_setaffinity(0, sizeof(fewer), rank == 1 ? &fewer : &before);
+    EXPECT_EQ(place_on_host(group), (PlaceOnHost{rank, 3, rank == 2, rank == 1 ? 1 : 2}));
+    sched_setaffinity(0, sizeof(before), &before);
+  });
 }
 
 // mpirun of any folder before mpiexec of an earlier one. What cannot be executed is none.

@@ -79,6 +79,14 @@ TEST_F(OnTheCpu, ExpertsOfWorkersAreElsewhere) {
   EXPECT_TRUE(error_of([&] { decide_in(needed); }).starts_with("--ctx -1")) << "for another reason";
 }
 
+TEST(ExchangedMicroBatches, AreAsAskedOrAsPlaced) {
+  ExecutedParts placed;
+  EXPECT_EQ(exchanged_micro_batches({}, placed), ExpertPool::kMeasured);
+  placed.micro_batches = 2;
+  EXPECT_EQ(exchanged_micro_batches({}, placed), 2);
+  EXPECT_EQ(exchanged_micro_batches({.micro_batches = 3}, {}), 3);
+}
+
 // The least memory with which experts stay as they are stored grows with the buffers of
 // micro-batches.
 TEST_F(OnTheCpu, RowsThatTravelBetweenRanksTakeMemory) {

@@ -215,7 +215,7 @@ TEST(PlacedRanks, AreDevicesThatHaveTheBackbone) {
   EXPECT_EQ(n_ranks_of(pipeline), 4);
   pipeline.stages = {{0, 5, {b}, 1}, {6, 9, {a}, 1}};
   EXPECT_EQ(n_ranks_of(pipeline), 1) << "not in order";
-  EXPECT_EQ(n({b, c}, 2), 1) << "not from the first host on";
+  EXPECT_EQ(n({b, c}, 2), 2) << "the first host has nothing";
   EXPECT_EQ(n({a, {1, 0}}, 2), 1) << "a GPU";
   const DeviceId g0{0, 0}, g1{0, 1}, h0{1, 0}, h1{1, 1};
   EXPECT_EQ(n({g0, g1}, 2), 2);
@@ -224,7 +224,8 @@ TEST(PlacedRanks, AreDevicesThatHaveTheBackbone) {
   EXPECT_EQ(n({g0, g1, h0}, 3), 3);
   EXPECT_EQ(n({g0, h0, g1, h1}, 4), 1) << "not host by host";
   EXPECT_EQ(n({g1, g0}, 2), 1) << "not in order";
-  EXPECT_EQ(n({h0, h1}, 2), 1) << "not from the first host on";
+  EXPECT_EQ(n({h0, h1}, 2), 2) << "the first host has nothing";
+  EXPECT_EQ(n({a, c}, 2), 1) << "not successive hosts";
   EXPECT_EQ(n({g0, b}, 2), 1) << "a CPU";
   EXPECT_EQ(n({g0, g1}, 1), 2) << "replicas";
   EXPECT_EQ(n_ranks_of({}), 1);
@@ -276,6 +277,43 @@ TEST(PlacedRanks, HaveTheirGpuAndAPartOfTheirCpu) {
   EXPECT_TRUE(says(error_of([&] { executed_parts(c, m, p, {1, 4, 2}); }), "set it to 1"));
   p.micro_batches = 1;
   EXPECT_TRUE(says(error_of([&] { executed_parts(c, m, p, {1, 2, 2}); }), "host1.gpu0"));
+}
+
+// Replicas divide steps as placed where rows of all experts travel, and each has a head.
+TEST(PlacedRanks, OfReplicasDivideStepsAsPlaced) {
+  const ModelConfig c =
+      ModelConfig::from_directory(std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1");
+  Machine m = round_machine();
+  m.gpus.assign(2, m.gpus[0]);
+  Placement p;
+  p.backbone = stored_format(c);
+  p.stages = {{0, c.n_layers - 1, {{0, 0}, {0, 1}}, 1}};
+  p.kv_tokens = 64;
+  p.layers = {{1,
+               2,
+               {{range(0, 8), stored_expert_format(c), {{0, 0}}},
+                {range(8, 16), stored_expert_format(c), {{0, 1}}}}}};
+  EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).micro_batches, 0) << "as is measured";
+  p.micro_batches = 2;
+  EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).micro_batches, 2);
+  EXPECT_EQ(why_not_executed(c, m, p), "");
+  p.head_replicated = false;
+  EXPECT_TRUE(says(why_not_executed(c, m, p), "set head.replicated to true"));
+  p.head_replicated = true;
+  p.layers[0].groups[1].owners = {{0, -1}};
+  EXPECT_TRUE(says(why_not_executed(c, m, p), "set it to 1")) << "some experts are on the CPU";
+  p.micro_batches = 1;
+  EXPECT_EQ(why_not_executed(c, m, p), "");
+  // The same on hosts 3 and 4 of five, where no rank has a GPU.
+  p.stages[0].devices = {{3, -1}, {4, -1}};
+  p.layers[0].groups[0].owners = {{3, -1}};
+  p.layers[0].groups[1].owners = {{4, -1}};
+  p.micro_batches = 2;
+  m.hosts = 5;
+  EXPECT_EQ(why_not_executed(c, m, p), "");
+  EXPECT_EQ(n_ranks_of(p), 2);
+  p.layers[0].groups[1].owners = {{2, -1}};
+  EXPECT_NE(why_not_executed(c, m, p), "") << "where no rank is";
 }
 
 TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {

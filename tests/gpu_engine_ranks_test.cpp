@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "engine/engine.h"
 #include "model/checkpoint.h"
@@ -117,12 +118,15 @@ std::vector<Logits> logits_of_replicas(LoadedModel& loaded, const std::vector<in
   return all;
 }
 
+// n_hosts: as the ranks are told.
 void expect_logits_of_replicas(int n_ranks, const ModelOptions& options,
-                               const std::vector<int32_t>& tokens, const Logits& want,
-                               double share) {
+                               const std::vector<int32_t>& tokens, const Logits& want, double share,
+                               int n_hosts = 1) {
   on_ranks(n_ranks, [&](Group& group) {
     StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
-    LoadedModel loaded(on_rank(options, group, &steps));
+    ModelOptions mine = on_rank(options, group, &steps);
+    mine.ranks.on_host.n_of_host = n_ranks / n_hosts;
+    LoadedModel loaded(mine);
     if (!steps.leads()) return steps.follow();
     for (const Logits& got : logits_of_replicas(loaded, tokens))
       expect_close_logits(got, want, share);
@@ -198,8 +202,16 @@ TEST_P(GpuRanks, HaveTheLogitsOfTheCpuWhileExpertsMove) {
 INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_ties(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
 
-// What `tandem plan` places, with the same stages, replicas and division of each, and experts on
-// the same kinds of devices, on as many GPUs as a test has.
+int n_hosts_of(const Placement& p) {
+  std::set<int> hosts;
+  for (const Stage& stage : p.stages)
+    for (const DeviceId d : stage.devices) hosts.insert(d.host);
+  return static_cast<int>(hosts.size());
+}
+
+// What `tandem plan` places, with the same stages, replicas and division of each, experts on the
+// same kinds of devices, the same pace, tables and kind of cache, on as many GPUs as a test has,
+// and on as many hosts where those divide the GPUs.
 Placement scaled_down(const Placement& planned, const ModelConfig& c, int most_ranks) {
   const auto n_stages = static_cast<int>(planned.stages.size());
   int dp = planned.stages[0].dp(), tp = planned.stages[0].tp;
@@ -212,13 +224,25 @@ Placement scaled_down(const Placement& planned, const ModelConfig& c, int most_r
       replicated = replicated || (!group.sliced && group.owners.size() > 1);
       for (const DeviceId owner : group.owners) (owner.is_cpu() ? on_cpu : on_gpu) = true;
     }
+  const int n_ranks = n_stages * n_of_stage;
+  const int n_hosts = n_ranks % n_hosts_of(planned) == 0 ? n_hosts_of(planned) : 1;
+  const auto device = [&](int rank) {
+    const int of_host = n_ranks / n_hosts;
+    return DeviceId{rank / of_host, rank % of_host};
+  };
   Placement p = backbone_on_gpu(c, kContext);
   p.stages.clear();
   p.head_replicated = planned.head_replicated;
+  p.embedding_on_cpu = planned.embedding_on_cpu;
+  p.kv_type = planned.kv_type;
+  p.micro_batches = planned.micro_batches;
+  p.micro_batches_from_sequences = planned.micro_batches_from_sequences;
+  p.prefill_chunk_tokens = std::max(1, planned.prefill_chunk_tokens / 128);
+  p.stream_from_tokens = planned.stream_from_tokens > 0 ? 4 : 0;
   for (int i = 0; i < n_stages; ++i) {
     Stage& stage = p.stages.emplace_back(
         Stage{c.n_layers * i / n_stages, c.n_layers * (i + 1) / n_stages - 1, {}, tp});
-    for (int k = 0; k < n_of_stage; ++k) stage.devices.push_back({0, i * n_of_stage + k});
+    for (int k = 0; k < n_of_stage; ++k) stage.devices.push_back(device(i * n_of_stage + k));
   }
   for (const Stage& stage : p.stages)
     for (int l = stage.first; l <= stage.last; ++l) {
@@ -230,9 +254,8 @@ Placement scaled_down(const Placement& planned, const ModelConfig& c, int most_r
       }
       for (int e = 0; e < c.router.n_experts && !sliced; ++e) {
         const bool here = on_gpu && (!on_cpu || e % 2 == 0);
-        groups.push_back({{e},
-                          stored_expert_format(c),
-                          {here ? stage.devices[e % stage.devices.size()] : kCpu}});
+        const DeviceId gpu = stage.devices[e % stage.devices.size()];
+        groups.push_back({{e}, stored_expert_format(c), {here ? gpu : DeviceId{gpu.host, -1}}});
         if (here && replicated && e % 4 == 0 && stage.devices.size() > 1)
           groups.back().owners.push_back(stage.devices[(e + 1) % stage.devices.size()]);
       }
@@ -265,7 +288,8 @@ TEST(GpuRanksOfPlans, HaveTheLogitsOfTheCpu) {
       const Placement small = scaled_down(placement, cpu.config(), most_ranks);
       const Stage& stage = small.stages[0];
       const std::string grid =
-          fmt::format("dp {} tp {} pp {}", stage.dp(), stage.tp, small.stages.size());
+          fmt::format("dp {} tp {} pp {}, {} micro-batches, {} hosts", stage.dp(), stage.tp,
+                      small.stages.size(), small.micro_batches, n_hosts_of(small));
       SCOPED_TRACE(fmt::format("{}, {} sequences: {}", name, concurrency, grid));
       if (n_of_grid[grid]++ > 0) continue;
       const PlacementFile file(small);
@@ -274,7 +298,7 @@ TEST(GpuRanksOfPlans, HaveTheLogitsOfTheCpu) {
       expect_logits_of_replicas(static_cast<int>(small.stages.size() * stage.devices.size()),
                                 as_placed(model.directory(), file),
                                 {tokens.begin(), tokens.begin() + n},
-                                {want.begin(), want.begin() + n}, 3e-2);
+                                {want.begin(), want.begin() + n}, 3e-2, n_hosts_of(small));
     }
   EXPECT_GE(n_of_grid.size(), 3u);
 }

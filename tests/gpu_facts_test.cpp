@@ -28,6 +28,9 @@ TEST(OnlyGpu, IsOneOfThoseThatTheProcessMayUse) {
   EXPECT_EQ(only_gpu("4,2,GPU-8a1f", 2), "GPU-8a1f");
   EXPECT_EQ(only_gpu("4,2,GPU-8a1f", 3), "");
   EXPECT_EQ(only_gpu("", 0), "");
+  EXPECT_EQ(only_gpu("", 2), "");
+  EXPECT_EQ(only_gpu("GPU-8a1f", 0), "GPU-8a1f");
+  EXPECT_EQ(only_gpu("GPU-8a1f", 3), "GPU-8a1f") << "each rank has a list of its own";
 }
 
 TEST(WhyNot, Fp8NeedsAGpuAndKernelsForIt) {

@@ -1,5 +1,5 @@
 """The program on several ranks with emulated GPUs, as processes under mpirun or started by itself: the tokens of one
-process, a placement that `tandem plan` wrote, a server, and ranks that are stopped or lack a GPU.
+process, placements that `tandem plan` wrote, a server, and ranks that are stopped or lack a GPU.
 
     python3 tests/gpu_ranks_test.py PATH_OF_TANDEM_WITH_THE_EMULATED_GPU
 """
@@ -16,11 +16,12 @@ import unittest
 import urllib.request
 
 import ranks_test
-from mpi_launcher import LAUNCHERS, is_alive, launch
+from mpi_launcher import AS_SRUN, LAUNCHERS, is_alive, launch
 from ranks_test import alone, answer_of, ranks_of, ranks_of_number, run
 
 # Few tokens: one takes the emulated GPU 50 ms.
 QUESTION = ["run", "--temp", "0", "--device", "cuda", "--ctx", "512", "-n", "10", "--json", "-p", "What is 478 + 356?"]
+GPU_BYTES = 1050000000  # of a small machine: 29 MB more than what is kept free
 MACHINES = pathlib.Path(__file__).resolve().parent.parent / "machines"
 
 
@@ -42,50 +43,79 @@ class GpuRanks(GpuProcesses):
                 self.assertEqual(got["device"], "emulated GPU")
                 self.assertLess(got["model_bytes"], expected["model_bytes"])
 
-    def test_a_planned_placement(self):
-        """Two GPUs of a host: experts on both and, by hand, on the CPU beside them."""
-        with tempfile.TemporaryDirectory() as folder:
-            machine = json.loads((MACHINES / "8xh200.json").read_text())
-            machine["gpus"][0]["count"] = 2
-            file, placed = pathlib.Path(folder) / "two.json", pathlib.Path(folder) / "p.json"
-            file.write_text(json.dumps(machine))
-            done = self.started("plan", "r1", "--machine", str(MACHINES / "8xh200.json"), "--json")
-            stages = json.loads(done.stdout)["placement"]["backbone"]["stages"]
-            self.assertEqual((stages[0]["tp"], len(stages)), (8, 1), "the plan for a whole machine has this form")
-            done = self.started("plan", "--machine", str(file), "--ctx", "512", "--prompt", "200", "--output", "200", "--out", str(placed), "--json")
-            self.assertEqual(done.returncode, 0, done.stderr)
-            placement = json.loads(placed.read_text())
-            gpus = ["host0.gpu0", "host0.gpu1"]
-            placement["head"] = {"on": "backbone", "replicated": True}
-            placement["backbone"]["stages"] = [{"layers": "0-2", "devices": gpus, "tp": 2}]
-            placement["experts"]["layers"] = [{"layers": "1-2", "groups": [
-                {"experts": "0-4", "format": "fp8", "owners": [gpus[0]]}, {"experts": "5-9", "format": "fp8", "owners": [gpus[1]]},
-                {"experts": "10-15", "format": "fp8", "owners": ["host0.cpu"]}]}]
-            placed.write_text(json.dumps(placement))
-            arguments = [*QUESTION, "--placement", str(placed)]
-            expected = json.loads(alone(QUESTION).stdout)
-            done = self.started(*arguments, TANDEM_GPU_MEMORY="8000000000")  # starts its ranks
-            self.assertEqual((done.returncode, done.stderr), (0, ""))
-            got = json.loads(done.stdout)
-            self.assertEqual(got["token_ids"], expected["token_ids"])
-            self.assertEqual(got["device"], "emulated GPU, experts also on the cpu")
+    def test_under_srun(self):
+        """--gpus-per-task 1 gives each rank a list of one GPU."""
+        expected = json.loads(alone(QUESTION).stdout)
 
-            placement["micro_batches"] = 2
-            placed.write_text(json.dumps(placement))
-            done = self.started(*arguments, TANDEM_GPU_MEMORY="8000000000")
-            self.assertEqual(done.returncode, 2)
-            self.assertRegex(done.stderr, r"\Aerror: placement: micro_batches is 2: .*set it to 1\n")
+        def with_lists(lists, question=QUESTION):
+            parts = [(1, ["env", f"CUDA_VISIBLE_DEVICES={gpus}", *AS_SRUN, ranks_test.TANDEM, *question]) for gpus in lists]
+            with tempfile.TemporaryDirectory() as folder:
+                command, environment = launch(LAUNCHERS[0], parts, folder)
+                return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+        done = with_lists(("3", "5"))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(json.loads(done.stdout)["token_ids"], expected["token_ids"])
+        done = with_lists(("4", "3", "4"))
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"\Aerror: ranks 0 and 2 of one host have the same GPU: give each one of its own .*\n")
+        done = with_lists(("4", "4"), [a if a != "cuda" else "auto" for a in QUESTION])
+        self.assertEqual(json.loads(done.stdout)["device"], "cpu")
+        self.assertIn("warning: running on the CPUs: ranks 0 and 1 of one host have the same GPU", done.stderr)
+
+    def plan(self, file, n_gpus, options, **changes):
+        """The plan for a small machine of `n_gpus` GPUs, or of two hosts without, which it writes to the file."""
+        machine = json.loads((MACHINES / "8xh200.json").read_text())
+        machine["gpus"][0].update(count=n_gpus, memory_bytes=GPU_BYTES, read_bytes_per_second=changes.get("gpu", 4.8e12))
+        machine["gpu_link"]["latency_seconds"] = changes.get("latency", 5e-6)
+        machine["read_bytes_per_second"] = dict.fromkeys(("one_thread", "all", "cross"), changes.get("cpu", 5e11))
+        if n_gpus == 0:
+            del machine["gpus"], machine["gpu_link"]
+            machine.update(hosts=2, network={"bytes_per_second": 1e11, "latency_seconds": 1e-7})
+        described = file.with_suffix(".machine")
+        described.write_text(json.dumps(machine))
+        done = self.started("plan", "--machine", str(described), "--ctx", "512", "--prompt", "200", "--output", "200", *options,
+                            "--out", str(file), "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([reason for reason in json.loads(done.stdout)["reasons"] if reason.startswith("not executed")], [])
+        return json.loads(file.read_text())
+
+    def test_planned_placements(self):
+        """Plans for small machines run as they are written."""
+        expected = json.loads(alone(QUESTION).stdout)["token_ids"]
+        many = ["--objective", "throughput", "--concurrency"]
+        cases = (("two replicas", 2, [*many, "0"], {}, [2], {"host0.gpu0", "host0.gpu1"}),
+                 ("two stages", 2, [*many, "32"], {}, [1, 1], {"host0.gpu1"}),
+                 ("experts also on the CPU", 2, [], {"gpu": 1e8, "latency": 1e-7, "cpu": 1e7}, [2],
+                  {"host0.gpu0", "host0.gpu1", "host0.cpu"}),
+                 ("two hosts without GPUs", 0, [], {"cpu": 1e8}, [2], {"host0.cpu", "host1.cpu"}))
+        for name, n_gpus, options, changes, devices, owners in cases:
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                file = pathlib.Path(folder) / "p.json"
+                placement = self.plan(file, n_gpus, options, **changes)
+                self.assertEqual([len(stage["devices"]) for stage in placement["backbone"]["stages"]], devices)
+                groups = [group for layer in placement["experts"]["layers"] for group in layer["groups"]]
+                self.assertEqual({owner for group in groups for owner in group["owners"]}, owners)
+                question = [a if a != "cuda" or n_gpus else "cpu" for a in QUESTION]
+                for micro_batches in (1, 2) if name == "two replicas" else (1,):
+                    if micro_batches == 2:
+                        file.write_text(json.dumps({**placement, "micro_batches": 2}))
+                    done = self.started(*question, "--placement", str(file), TANDEM_GPU_MEMORY=str(GPU_BYTES))  # starts its ranks
+                    self.assertEqual((done.returncode, done.stderr), (0, ""))
+                    self.assertEqual(json.loads(done.stdout)["token_ids"], expected)
 
     def test_serve(self):
-        for divided in ("--ranks", "--dp"):
-            with self.subTest(divided=divided):
-                self.serve(divided, "2")
+        self.serve("--ranks", "2")
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "p.json"
+            self.plan(file, 2, ["--objective", "throughput", "--concurrency", "0"])
+            self.serve("--placement", str(file))
 
     def serve(self, *divided):
         with tempfile.TemporaryDirectory() as folder:
             many = ["serve", "--device", "cuda", *divided, "--port", "0", "--ctx", "512", "--max-batch", "4"]
             mark = f"{os.getpid()}-gpu-serve"
-            with subprocess.Popen([ranks_test.TANDEM, *many], env=dict(os.environ, RANKS_TEST=mark, TMPDIR=folder),
+            with subprocess.Popen([ranks_test.TANDEM, *many], env=dict(os.environ, RANKS_TEST=mark, TMPDIR=folder, TANDEM_GPU_MEMORY=str(GPU_BYTES)),
                                   stderr=subprocess.PIPE, text=True) as server:
                 line = server.stderr.readline()
                 while "http://" not in line:

@@ -6,6 +6,11 @@ import shutil
 LAUNCHERS = [name for name in ("mpirun.openmpi", "mpirun.mpich") if shutil.which(name)]
 
 
+# Before a program: it has the variables that srun gives a rank, which say nothing of the ranks of its host.
+AS_SRUN = ["sh", "-c", "export SLURM_STEP_NUM_TASKS=$OMPI_COMM_WORLD_SIZE; unset MPI_LOCALRANKID MPI_LOCALNRANKS "
+           "$(env | sed -n 's/^\\(OMPI_COMM_WORLD[A-Z_]*\\)=.*/\\1/p'); exec \"$0\" \"$@\""]
+
+
 def launch(launcher, parts, folder):
     """The command that starts for each (n, program and arguments) of `parts` n ranks, and its environment. What a
     killed job leaves of Open MPI's own files goes with the folder.

@@ -49,16 +49,20 @@ Machine random_machine(const ModelConfig& c, int n_gpus, std::mt19937& rng) {
   return m;
 }
 
-// The best score over all assignments of each expert to one device that fit; the rest is as placed.
+// The best score over all assignments of each expert to the CPU or a GPU of the backbone that fit;
+// the rest is as placed.
 double least_score(const PlanInput& in, const Placement& placement) {
-  const int n_devices = static_cast<int>(in.machine.gpus.size()) + 1;
+  std::vector<DeviceId> devices = {{0, -1}};
+  for (const DeviceId d : placement.stages[0].devices)
+    if (!d.is_cpu()) devices.push_back(d);
+  const auto n_devices = static_cast<int>(devices.size());
   const int n_experts = in.config.router.n_experts;
   const auto n_ways = static_cast<int64_t>(std::pow(n_devices, n_experts));
   Placement other = placement;
   double least = std::numeric_limits<double>::infinity();
   for (int64_t way = 0; way < n_ways; ++way) {
     std::vector<ExpertGroup> groups;
-    for (int d = 0; d < n_devices; ++d) groups.push_back({{}, {DType::kF8E4M3}, {{0, d - 1}}});
+    for (int d = 0; d < n_devices; ++d) groups.push_back({{}, {DType::kF8E4M3}, {devices[d]}});
     int64_t rest = way;
     for (int e = 0; e < n_experts; ++e, rest /= n_devices)
       groups[rest % n_devices].experts.push_back(e);

@@ -162,10 +162,16 @@ TEST(PlacedWorkers, CommandsDoNotNameWhatIsRefused) {
   const Planned planned("r1", known_machine("office-4090-3x256gb"), w);
   PlanRequest request = planned.request;
   request.placement_file = "p.json";
-  const Plan plan = tandem::plan(request);
+  Placement placement = tandem::plan(request).placement;
   const Machine here = hosts_alone(planned.machine, 0, 1);
-  ASSERT_TRUE(says(error_of([&] { executed_parts(planned.config, here, plan.placement); }),
-                   "on a GPU, which keeps experts as stored"));
+  const auto refusal = [&] {
+    return error_of([&] { executed_parts(planned.config, here, placement); });
+  };
+  ASSERT_EQ(refusal(), "no error");
+  for (LayerExperts& l : placement.layers)
+    for (ExpertGroup& group : l.groups) group.format = *w.experts;
+  ASSERT_TRUE(says(refusal(), "on a GPU, which keeps experts as stored"));
+  const Plan plan = assess(request, placement);
   EXPECT_EQ(value_of(plan.commands.back(), "--placement"), "");
   EXPECT_EQ(value_of(plan.commands.back(), "--experts"), "int4");
   EXPECT_NE(value_of(plan.commands[0], "--experts"), "");

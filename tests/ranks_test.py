@@ -20,17 +20,17 @@ import unittest
 import urllib.error
 import urllib.request
 
-from mpi_launcher import LAUNCHERS, is_alive, launch
+from mpi_launcher import AS_SRUN, LAUNCHERS, is_alive, launch
 
 TANDEM = ""
 GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
 QUESTION = ["run", "--temp", "0", "-n", "60", "--json", "-p", "What is 478 + 356?"]
 
 
-def run(launcher, parts, standard_input=""):
-    """Runs the program on n ranks for each (n, arguments) of `parts`."""
+def run(launcher, parts, standard_input="", before=()):
+    """Runs the program on n ranks for each (n, arguments) of `parts`, by the command `before`."""
     with tempfile.TemporaryDirectory() as folder:
-        command, environment = launch(launcher, [(n, [TANDEM, *arguments]) for n, arguments in parts], folder)
+        command, environment = launch(launcher, [(n, [*before, TANDEM, *arguments]) for n, arguments in parts], folder)
         return subprocess.run(command, env=environment, input=standard_input, capture_output=True, text=True, timeout=300)
 
 
@@ -86,6 +86,17 @@ class OnRanks(unittest.TestCase):
                     self.assertLessEqual(got["model_bytes"], expected["model_bytes"])
                     if n > 1:
                         self.assertLess(got["model_bytes"], expected["model_bytes"])
+
+    def test_under_srun(self):
+        """Ranks of a host divide its cores, though the launcher does not say which are on a host."""
+        expected = json.loads(alone(QUESTION).stdout)
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                done = run(launcher, [(2, QUESTION)], before=AS_SRUN)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                got = json.loads(done.stdout)
+                self.assertEqual(got["token_ids"], expected["token_ids"])
+                self.assertEqual(got["threads"], max(1, expected["threads"] // 2))
 
     def test_standard_input_is_that_of_rank_0(self):
         arguments = ["run", "--temp", "0", "-n", "40", "-q", "-f", "-"]

@@ -42,7 +42,8 @@ std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_que
 
 ModelOptions on_rank(ModelOptions options, Group& group, StepChannel* steps) {
   options.n_threads = 1;
-  options.ranks = {&group, steps, group.rank(), group.size()};
+  const int rank = group.rank(), n = group.size();
+  options.ranks = {&group, steps, {rank, n, rank, n}};
   return options;
 }
 

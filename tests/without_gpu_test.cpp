@@ -19,6 +19,7 @@ TEST(WithoutGpu, RefusesWhatNeedsOne) {
   const WeightStore store(TANDEM_SOURCE_DIR "/models/tiny-r1");
   const std::pair<const char*, std::function<void()>> all[] = {
       {"this_gpu", [] { this_gpu(); }},
+      {"id_of_gpu", [] { id_of_gpu(); }},
       {"require_fp8_gpu", [] { require_fp8_gpu(); }},
       {"gpu_memory", [&] { gpu_memory(stored, config, {}); }},
       {"require_hand_off", [] { require_hand_off({}); }},

@@ -1,6 +1,8 @@
 // Implements runtime.h with CUDA: each function is one or two calls of the CUDA runtime.
 #include "gpu_kernels/runtime.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -94,6 +96,8 @@ GpuFacts ask_cuda() {
   cudaDeviceProp p;
   check_cuda(cudaGetDeviceProperties(&p, 0));
   facts.name = p.name;
+  for (const char byte : p.uuid.bytes)
+    facts.id += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   facts.major = p.major;
   facts.minor = p.minor;
   if (!why_not(facts).empty()) return facts;
@@ -135,6 +139,7 @@ GpuInfo open_gpu() {
   check_cuda(cudaMemGetInfo(&free, &total));
   const int64_t most = memory_option().value_or(std::numeric_limits<int64_t>::max());
   return {.name = facts.name,
+          .id = facts.id,
           .major = facts.major,
           .minor = facts.minor,
           .fp8_mma = has_fp8_mma(facts),

@@ -189,7 +189,7 @@ Streams& streams() {
 
 namespace {
 
-// Ranks of tests are threads.
+// Ranks of tests are threads. -1: none.
 thread_local int chosen_gpu = 0;
 
 // Emulated GPUs of this machine, for tests.
@@ -201,23 +201,31 @@ int n_gpus_option() {
 
 }  // namespace
 
-void choose_gpu(int index) { chosen_gpu = index; }
+void choose_gpu(int index) {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const auto given = visible ? std::optional<std::string>(visible) : std::nullopt;
+  const std::string number = only_gpu(given, index);
+  chosen_gpu = number.empty() ? -1 : std::atoi(number.c_str());
+}
 
 GpuInfo open_gpu() {
   const int64_t memory = memory_option().value_or(int64_t{1} << 30);
-  const GpuFacts facts = {.driver = 12040,
-                          .toolkit = 12040,
-                          .count_error = "",
-                          .n_gpus = memory > 0 && chosen_gpu < n_gpus_option() ? 1 : 0,
-                          .name = "emulated GPU",
-                          .major = capability_option() / 10,
-                          .minor = capability_option() % 10,
-                          .compiled_for = capability_option()};
+  const GpuFacts facts = {
+      .driver = 12040,
+      .toolkit = 12040,
+      .count_error = "",
+      .n_gpus = memory > 0 && chosen_gpu >= 0 && chosen_gpu < n_gpus_option() ? 1 : 0,
+      .name = "emulated GPU",
+      .id = std::to_string(chosen_gpu),
+      .major = capability_option() / 10,
+      .minor = capability_option() % 10,
+      .compiled_for = capability_option()};
   const std::string problem = why_not(facts);
   require(problem.empty(), "{}", problem);
   emulated::plan_loss();
   constexpr int kMultiprocessors = 4, kKilohertz = 1'000'000;
   return {.name = facts.name,
+          .id = facts.id,
           .major = facts.major,
           .minor = facts.minor,
           .fp8_mma = has_fp8_mma(facts),

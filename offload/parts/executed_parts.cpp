@@ -15,6 +15,7 @@ void require_here(const Machine& machine, const Placement& p, PlacedRank rank, i
 void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank);
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
+bool all_exchanged(const Placement& p);
 bool is_sliced(const Placement& p);
 RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
@@ -27,6 +28,7 @@ std::vector<DeviceId> devices_of(const Placement& p) {
   for (const Stage& s : p.stages) all.insert(all.end(), s.devices.begin(), s.devices.end());
   return all;
 }
+Placement from_host_0(Placement p);
 DeviceId backbone_of(const Placement& p, PlacedRank rank) { return devices_of(p)[rank.rank]; }
 const Stage& stage_of_layer(const Placement& p, int layer) {
   return *std::find_if(p.stages.begin(), p.stages.end(),
@@ -45,9 +47,10 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
     parts.experts.keep_elsewhere(beside_workers(config, own, backbone_of(p, rank)));
     return parts;
   }
-  require_here(machine, p, rank);
-  check_placement(config, machine, p);
-  return parts_of_host(config, p, rank);
+  const Placement own = from_host_0(p);
+  require_here(machine, own, rank);
+  check_placement(config, machine, own);
+  return parts_of_host(config, own, rank);
 }
 
 namespace {
@@ -72,6 +75,7 @@ ExecutedParts parts_of_host(const ModelConfig& config, const Placement& p, Place
       p.prefill_chunk_tokens,
       {}};
   parts.grid = {p.stages[0].dp(), p.stages[0].tp, static_cast<int>(p.stages.size())};
+  if (rank.n_ranks > 1 && p.micro_batches > 1) parts.micro_batches = p.micro_batches;
   for (const Stage& s : p.stages) parts.stages.push_back({s.first, s.last + 1 - s.first});
   if (rank.n_ranks > 1 && !is_sliced(p)) parts.ranks_of_expert = ranks_of_experts(config, p);
   if (backbone_of(p, rank).is_cpu()) return parts;
@@ -82,16 +86,57 @@ ExecutedParts parts_of_host(const ModelConfig& config, const Placement& p, Place
 
 }  // namespace
 
+namespace {
+
+// The same on hosts that are numbered from the first one with a part of the backbone on, as ranks
+// are, and of that host's kind.
+Placement from_host_0(Placement p) {
+  if (devices_of(p).empty()) return p;  // not sound
+  const int first = backbone_of(p, {}).host;
+  if (p.numa_columns.size() > 1) p.numa_columns = {columns_of_host(p, first)};
+  p.hosts_of_kinds.clear();
+  for (Stage& stage : p.stages)
+    for (DeviceId& d : stage.devices) d.host -= first;
+  for (LayerExperts& l : p.layers)
+    for (ExpertGroup& group : l.groups)
+      for (DeviceId& d : group.owners) d.host -= first;
+  return p;
+}
+
+}  // namespace
+
+std::string why_not_executed(const ModelConfig& config, const Machine& machine,
+                             const Placement& p) {
+  const DeviceId first = backbone_of(p, {});
+  const int n = n_ranks_of(p);
+  const std::vector<DeviceId> devices = devices_of(p);
+  const auto n_of_host = static_cast<int>(std::count_if(
+      devices.begin(), devices.end(), [&](DeviceId d) { return d.host == first.host; }));
+  // As each rank describes it: all hosts like its own.
+  Machine seen = machine;
+  static_cast<HostKind&>(seen) = machine.of_kind(machine.kind_of(first.host));
+  seen.other_kinds.clear();
+  seen.hosts = first.is_cpu() ? n : std::max(1, n / n_of_host);
+  seen.gpus.resize(first.is_cpu() ? 0 : std::min<size_t>(n_of_host, seen.gpus.size()));
+  try {
+    executed_parts(config, seen, p, {0, n, n > 1 ? n_of_host : 1});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 int n_ranks_of(const Placement& p) {
   const std::vector<DeviceId> devices = devices_of(p);
   const auto n = static_cast<int>(devices.size());
-  if (devices.empty() || devices[0].host != 0) return 1;
+  if (devices.empty()) return 1;
+  const int first = devices[0].host;
   const bool on_cpus = devices[0].is_cpu();
   const auto n_of_host = static_cast<int>(
-      std::count_if(devices.begin(), devices.end(), [](DeviceId d) { return d.host == 0; }));
+      std::count_if(devices.begin(), devices.end(), [&](DeviceId d) { return d.host == first; }));
   for (int rank = 0; rank < n; ++rank)
-    if (devices[rank] !=
-        (on_cpus ? DeviceId{rank, -1} : DeviceId{rank / n_of_host, rank % n_of_host}))
+    if (devices[rank] != (on_cpus ? DeviceId{first + rank, -1}
+                                  : DeviceId{first + rank / n_of_host, rank % n_of_host}))
       return 1;
   return n;
 }
@@ -180,6 +225,14 @@ void require_here(const Machine& machine, const Placement& p, PlacedRank rank, i
                 d == gpu ? ", or with --device cuda" : "");
 }
 
+// Whether rows of all experts travel between GPUs.
+bool all_exchanged(const Placement& p) {
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups)
+      if (group.sliced || group.owners[0].is_cpu()) return false;
+  return true;
+}
+
 void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank) {
   require(p.backbone == stored_format(config),
           "placement: the backbone is {}: this program keeps it as stored, {}",
@@ -206,16 +259,22 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
             "placement: layers {}-{} have {} replicas of tp {}, and layers 0-{} have {} of tp {}: "
             "this program divides all stages alike",
             s.first, s.last, s.dp(), s.tp, p.stages[0].last, n_replicas, p.stages[0].tp);
-  require(!on_gpu || n == 1 || p.micro_batches == 1,
-          "placement: micro_batches is {}: several ranks compute one at a time; set it to 1",
+  require(p.micro_batches == 1 || n == 1 || (n_replicas > 1 && (!on_gpu || all_exchanged(p))),
+          "placement: micro_batches is {}: ranks divide steps where replicas exchange the rows of "
+          "their experts, on GPUs only if those have all experts, whole; set it to 1",
           p.micro_batches);
+  require(
+      n_replicas == 1 || p.head_on_cpu || p.head_replicated,
+      "placement: the head is shared by all devices, and this program gives each of {} replicas "
+      "a whole one: set head.replicated to true",
+      n_replicas);
   require(!on_gpu || !p.head_on_cpu,
           "placement: the head is on the CPU and the backbone on a GPU: this program runs them on "
           "one device");
   require(on_gpu || p.stream_from_tokens == 0,
           "placement: stream_from_tokens is {}: there is no GPU to stream experts to; set it to 0",
           p.stream_from_tokens);
-  require(on_gpu || p.micro_batches == 1,
+  require(on_gpu || n > 1 || p.micro_batches == 1,
           "placement: micro_batches is {}: there is no GPU that the CPU could overlap with; set it "
           "to 1",
           p.micro_batches);

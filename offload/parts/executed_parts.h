@@ -42,10 +42,12 @@ struct ExecutedParts {
   RanksOfExperts ranks_of_expert = {};  // empty: one rank has all, or has slices of all
   BackboneGrid grid = {};
   std::vector<StageLayers> stages = {};  // [stages]; empty: there is one
+  // Of steps of replicas whose rows travel between ranks; 0: as is measured to be faster.
+  int micro_batches = 0;
 };
 
-// A process among those that run a placement together: rank r has the r-th device of the stages.
-// Ranks with GPUs divide the CPUs of their host.
+// A process among those that run a placement together: rank r has the r-th device of the stages,
+// whose hosts follow each other from any one on. Ranks with GPUs divide the CPUs of their host.
 struct PlacedRank {
   int rank = 0, n_ranks = 1;
   int n_of_host = 1;  // ranks of each host
@@ -55,15 +57,21 @@ struct PlacedRank {
 // not support, naming the layers or the layer and expert: GPUs that `machine` lacks or that are not
 // its first, experts on a GPU without the backbone, hosts without a rank, ranks without a host, a
 // backbone that is not on all ranks, stages of unlike grids, experts away from the backbone of
-// their layer, several formats among the experts that a host has of a layer, and what
+// their layer, several formats among the experts that a host has of a layer, micro-batches and a
+// head that ranks do not have so, and what
 // check_with_workers() refuses. `machine` has a host for each rank; with workers it is the
 // host of the backbone.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 
+// Why the hosts of this machine do not run a sound placement without workers, each with its ranks,
+// in one line; empty: they run it.
+std::string why_not_executed(const ModelConfig& config, const Machine& machine,
+                             const Placement& placement);
+
 // The number of devices that have the backbone, in any grid, and run the placement as ranks: the
-// CPUs of hosts 0, 1, .., or GPUs 0, 1, .. of each of them. 1: it is divided in another way, or not
-// at all.
+// CPUs of successive hosts, or GPUs 0, 1, .. of each of them. 1: it is divided in another way, or
+// not at all.
 int n_ranks_of(const Placement& placement);
 
 // True if several ranks have the same expert.

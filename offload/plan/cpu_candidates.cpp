@@ -15,24 +15,18 @@
 
 namespace tandem {
 
-// A GPU and its relative share of the experts that move from a host's CPUs to its GPUs.
-struct GpuQuota {
-  DeviceId gpu;
-  double part;
-};
-
 class HotExperts {
  public:
   // Ranks experts by their chance of use in a step of `tokens` tokens.
   HotExperts(const PlanInput& input, WeightFormat format, double tokens, ExpertHosts rest);
   // Number of experts in all layers.
   int64_t size() const { return size_; }
-  // Places the first `n` experts on the seats, each layer's use in proportion to the seats' parts,
+  // Places the first `n` experts on the seats, each layer's use evenly on all of them,
   // and the rest on the hosts' CPUs.
-  std::vector<LayerExperts> first(int64_t n, const std::vector<GpuQuota>& seats) const;
+  std::vector<LayerExperts> first(int64_t n, const std::vector<DeviceId>& seats) const;
 
  private:
-  LayerExperts layer(int i, int64_t n, const std::vector<GpuQuota>& seats,
+  LayerExperts layer(int i, int64_t n, const std::vector<DeviceId>& seats,
                      const std::vector<ExpertGroup>& rest) const;
   const std::vector<int>& order(int layer) const {
     return order_[in_.routing.uniform() ? 0 : layer];
@@ -76,13 +70,11 @@ class HotCandidates {
     int64_t id;
     std::vector<LayerExperts> layers;
   };
-  std::vector<std::vector<GpuQuota>> divisions() const;
-  void visit_with(const std::vector<GpuQuota>& seats);
-  const Home& home(int64_t n, const std::vector<GpuQuota>& seats);
-  double speed(int64_t n, const std::vector<GpuQuota>& seats);
-  int64_t fastest(const std::vector<GpuQuota>& seats);
-  int64_t room(const std::vector<GpuQuota>& seats);
-  void enter(int64_t n, const std::vector<GpuQuota>& seats);
+  const Home& home(int64_t n, const std::vector<DeviceId>& seats);
+  double speed(int64_t n, const std::vector<DeviceId>& seats);
+  int64_t fastest(const std::vector<DeviceId>& seats);
+  int64_t room(const std::vector<DeviceId>& seats);
+  void enter(int64_t n, const std::vector<DeviceId>& seats);
 
   const PlanInput& in_;
   const WeightFormat format_;
@@ -255,8 +247,7 @@ std::vector<std::vector<DeviceId>> worker_sets(const Machine& m, int kind) {
 }
 
 // The backbone on hosts of every kind, with the experts on the CPUs of the same hosts, or on
-// workers of other kinds, with or without the CPUs of those hosts. Beside workers, one GPU of each
-// host is used or all.
+// workers of other kinds, with or without the CPUs of those hosts.
 std::vector<Layout> layouts_of(const PlanInput& in) {
   const Machine& m = in.machine;
   std::vector<Layout> layouts;
@@ -270,10 +261,8 @@ std::vector<Layout> layouts_of(const PlanInput& in) {
         layout.cpus = own;
         layouts.push_back(layout);
         layout.alike = false;
-        const int64_t n_gpus = std::ssize(layout.devices) / hosts;
-        const bool some_gpus =
-            !layout.devices[0].is_cpu() && n_gpus > 1 && n_gpus < std::ssize(m.of_kind(kind).gpus);
-        if (in.config.router.n_experts == 0 || some_gpus ||
+        // Beside workers the backbone is on one device.
+        if (in.config.router.n_experts == 0 || layout.devices.size() > 1 ||
             std::find(few.begin(), few.end(), hosts) == few.end())
           continue;
         for (const std::vector<DeviceId>& others : workers)
@@ -299,11 +288,12 @@ double most_on_gpus(const PlanInput& in, WeightFormat format, int host) {
 template <class Visit>
 void for_each_pace(const PlanInput& in, Placement& p, Visit visit) {
   const bool gpu = !p.stages[0].devices[0].is_cpu();
+  const bool many = p.stages[0].devices.size() > 1;  // ranks, whose steps stay whole beside CPUs
   for (const int chunk : prefill_chunks(in.workload))
     for (const int micro_batches : {1, 2})
       for (const bool streamed : {false, true}) {
         if (!gpu && (micro_batches > 1 || streamed)) continue;
-        if (micro_batches > 1 && in.workload.concurrency == 1) continue;
+        if (micro_batches > 1 && (in.workload.concurrency == 1 || many)) continue;
         p.prefill_chunk_tokens = chunk;
         p.micro_batches = micro_batches;
         p.stream_from_tokens = streamed ? streamed_from(p, in.workload) : 0;
@@ -314,13 +304,12 @@ void for_each_pace(const PlanInput& in, Placement& p, Visit visit) {
 template <class Visit>
 void for_each_table(Placement& p, Visit visit) {
   const bool gpu = !p.stages[0].devices[0].is_cpu();
-  for (const bool embedding_on_cpu : {false, true})
-    for (const bool head_on_cpu : {false, true}) {
-      if (!gpu && (!embedding_on_cpu || !head_on_cpu)) continue;
-      p.embedding_on_cpu = embedding_on_cpu;
-      p.head_on_cpu = head_on_cpu;
-      visit();
-    }
+  for (const bool embedding_on_cpu : {false, true}) {
+    if (!gpu && !embedding_on_cpu) continue;
+    p.embedding_on_cpu = embedding_on_cpu;
+    p.head_on_cpu = !gpu;
+    visit();
+  }
 }
 
 void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home,
@@ -343,36 +332,9 @@ HotCandidates::HotCandidates(const PlanInput& in, WeightFormat format, const Pla
       hot_(in, format, std::max(1, in.workload.concurrency), std::move(rest)),
       n_moe_(moe_layers(in.config)) {}
 
+// A rank whose GPU has experts has a part of the backbone, so the GPUs of the backbone share them.
 void HotCandidates::visit() {
-  for (const std::vector<GpuQuota>& seats : divisions()) {
-    homes_.clear();
-    visit_with(seats);
-  }
-}
-
-// How GPUs share the hot experts. GPUs of the backbone share evenly, and have all of them where
-// workers have the others. Beside a single backbone GPU,
-// the others may take all, or leave it less than an even part: it also computes the shared experts
-// and has less memory left.
-std::vector<std::vector<GpuQuota>> HotCandidates::divisions() const {
-  std::vector<GpuQuota> own;
-  for (const DeviceId d : p_.stages[0].devices) own.push_back({d, 1});
-  std::vector<std::vector<GpuQuota>> all = {own};
-  const int host = own[0].gpu.host;
-  const auto n = static_cast<int>(in_.machine.host(host).gpus.size());
-  if (own.size() > 1 || !worker_hosts(p_).empty()) return all;
-  for (int gpus = 2; gpus <= n; ++gpus)
-    for (const double part : {0.0, 0.25, 0.5, 0.75, 1.0}) {
-      if (gpus < n && part != 0 && part != 1) continue;
-      std::vector<GpuQuota> seats = {{own[0].gpu, part}};
-      for (int gpu = 1; gpu < gpus; ++gpu) seats.push_back({{host, gpu}, 1});
-      if (part == 0) seats.erase(seats.begin());
-      all.push_back(std::move(seats));
-    }
-  return all;
-}
-
-void HotCandidates::visit_with(const std::vector<GpuQuota>& seats) {
+  const std::vector<DeviceId> seats = p_.stages[0].devices;
   for_each_pace(in_, p_, [&] {
     const int64_t best = in_.workload.concurrency > 0 ? fastest(seats) : hot_.size();
     for_each_table(p_, [&] {
@@ -389,13 +351,13 @@ void HotCandidates::visit_with(const std::vector<GpuQuota>& seats) {
   });
 }
 
-const HotCandidates::Home& HotCandidates::home(int64_t n, const std::vector<GpuQuota>& seats) {
+const HotCandidates::Home& HotCandidates::home(int64_t n, const std::vector<DeviceId>& seats) {
   const auto [it, is_new] = homes_.try_emplace(n);
   if (is_new) it->second = {++contest_.n_homes, hot_.first(n, seats)};
   return it->second;
 }
 
-double HotCandidates::speed(int64_t n, const std::vector<GpuQuota>& seats) {
+double HotCandidates::speed(int64_t n, const std::vector<DeviceId>& seats) {
   const Home& h = home(n, seats);
   p_.layers = h.layers;
   return contest_.score(p_, h.id);
@@ -403,7 +365,7 @@ double HotCandidates::speed(int64_t n, const std::vector<GpuQuota>& seats) {
 
 // The fastest number of experts on the GPUs, ignoring memory: the time falls with each until it
 // rises.
-int64_t HotCandidates::fastest(const std::vector<GpuQuota>& seats) {
+int64_t HotCandidates::fastest(const std::vector<DeviceId>& seats) {
   const int64_t a_layer = least_where<int64_t>(0, in_.config.router.n_experts, [&](int64_t n) {
     return speed(n * n_moe_, seats) <= speed((n + 1) * n_moe_, seats);
   });
@@ -412,23 +374,24 @@ int64_t HotCandidates::fastest(const std::vector<GpuQuota>& seats) {
   return speed(hot_.size(), seats) < speed(best, seats) ? hot_.size() : best;
 }
 
-int64_t HotCandidates::room(const std::vector<GpuQuota>& seats) {
+int64_t HotCandidates::room(const std::vector<DeviceId>& seats) {
   p_.kv_tokens = in_.workload.context * sequences_a_replica(p_, in_.workload.concurrency);
   p_.layers = on_cpus_;
-  const auto expert = static_cast<double>(routed_expert_bytes(in_.config, format_));
-  double parts = 0, most = 1e15;
-  for (const GpuQuota& seat : seats) parts += seat.part;
+  // GPUs keep experts as they are stored.
+  const auto expert =
+      static_cast<double>(routed_expert_bytes(in_.config, stored_expert_format(in_.config)));
+  double most = 1e15;
   for (const DeviceMemory& m : memory_by_device(in_.config, in_.machine, p_))
-    for (const GpuQuota& seat : seats)
-      if (seat.gpu == m.device)
-        most = std::min(
-            most, std::floor(static_cast<double>(m.free_bytes()) / expert) * parts / seat.part);
+    for (const DeviceId seat : seats)
+      if (seat == m.device)
+        most = std::min(most, std::floor(static_cast<double>(m.free_bytes()) / expert) *
+                                  static_cast<double>(seats.size()));
   const auto fits = static_cast<int64_t>(std::floor(most + 1e-9));
   const bool moves = p_.room_to_move && seats.size() == 1 && fits < hot_.size();
   return moves ? fits - kHotExpertsAtOnce : fits;
 }
 
-void HotCandidates::enter(int64_t n, const std::vector<GpuQuota>& seats) {
+void HotCandidates::enter(int64_t n, const std::vector<DeviceId>& seats) {
   const Home& h = home(n, seats);
   p_.layers = h.layers;
   p_.kv_tokens = 0;
@@ -458,7 +421,7 @@ HotExperts::HotExperts(const PlanInput& in, WeightFormat format, double tokens, 
   std::sort(chances_.begin(), chances_.end(), std::greater<>());
 }
 
-std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<GpuQuota>& seats) const {
+std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<DeviceId>& seats) const {
   const auto n_layers = static_cast<int64_t>(layers_.size());
   std::vector<LayerExperts> layers;
   if (in_.routing.uniform()) {
@@ -508,12 +471,13 @@ std::vector<ExpertGroup> HotExperts::rest(const std::vector<int64_t>& n_hot) con
   return groups_on_hosts(in_, rest_, experts, format_, in_.workload.redundant_experts.value_or(0));
 }
 
-LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<GpuQuota>& seats,
+LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<DeviceId>& seats,
                                const std::vector<ExpertGroup>& rest) const {
   const bool uniform = in_.routing.uniform();
   const std::vector<int>& order = this->order(i);
   std::vector<ExpertGroup> groups(seats.size() + 1, ExpertGroup{{}, format_, {}});
-  for (size_t s = 0; s < seats.size(); ++s) groups[s + 1].owners = {seats[s].gpu};
+  for (size_t s = 0; s < seats.size(); ++s)
+    groups[s + 1] = {{}, stored_expert_format(in_.config), {seats[s]}};
   std::vector<double> load(seats.size(), 0);
   std::vector<size_t> group_of(order.size(), 0);
   const size_t first_seat = i * seats.size() / layers_.size();
@@ -524,8 +488,7 @@ LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<GpuQuota>& se
     for (size_t turn = 0; turn < seats.size(); ++turn) {
       const size_t s =
           first_seat + turn < seats.size() ? first_seat + turn : first_seat + turn - seats.size();
-      if (seats[s].part <= 0) continue;
-      const double then = (load[s] + use) / seats[s].part;
+      const double then = load[s] + use;
       if (to == 0 || then < least - 1e-12) least = then, to = s + 1;
     }
     load[to - 1] += use;

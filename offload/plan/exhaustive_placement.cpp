@@ -2,12 +2,18 @@
 
 #include <algorithm>
 
+#include "model/cost.h"
+
 namespace tandem {
 
 void try_all_placements(const PlanInput& in, Placement& placement) {
   // Allows 3 devices with 8 experts, or 2 devices with 13.
   constexpr int64_t kMaxAssignments = 10'000;
-  const int n_devices = static_cast<int>(in.machine.gpus.size()) + 1;
+  // A GPU with experts has a part of the backbone.
+  std::vector<DeviceId> devices = {{0, -1}};
+  for (const DeviceId d : placement.stages[0].devices)
+    if (!d.is_cpu()) devices.push_back(d);
+  const auto n_devices = static_cast<int>(devices.size());
   if (in.machine.n_hosts() > 1 || n_devices == 1 || placement.layers.empty()) return;
   std::vector<int> layers;
   for (int l = 0; l < in.config.n_layers; ++l)
@@ -28,7 +34,8 @@ void try_all_placements(const PlanInput& in, Placement& placement) {
     int64_t rest = way;
     for (const int l : layers) {
       std::vector<ExpertGroup> groups;
-      for (int d = 0; d < n_devices; ++d) groups.push_back({{}, format, {{0, d - 1}}});
+      for (int d = 0; d < n_devices; ++d)
+        groups.push_back({{}, d == 0 ? format : stored_expert_format(in.config), {devices[d]}});
       for (int e = 0; e < n_experts; ++e, rest /= n_devices)
         groups[rest % n_devices].experts.push_back(e);
       std::erase_if(groups, [](const ExpertGroup& g) { return g.experts.empty(); });

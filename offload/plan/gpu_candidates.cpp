@@ -144,10 +144,12 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
   const int asked = in.workload.redundant_experts.value_or(0);
   const int ranks = most_expert_ranks(in, format, s);
   if (s.n_of_experts > 0) {
-    if (n_experts > 0 && asked <= n_experts * (ranks - 1))
+    // Beside workers the backbone is on one device.
+    if (n == s.n_of_experts + 1 && n_experts > 0 && asked <= n_experts * (ranks - 1))
       bases.push_back({s, Base::kRoles, 1, asked, ranks});
     return;
   }
+  if (format != stored_expert_format(c)) return;  // GPUs keep experts as they are stored
   const std::vector<int> ways = tensor_parallel_ways(in, s);
   // One replica: a pipeline of stages, each layer and its experts split over consecutive GPUs.
   for (const int tp : ways)
@@ -158,20 +160,15 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
   // Every GPU holds a part of the backbone's replicas, and every rank a part of the experts.
   for (const int n_redundant : replica_counts(in, ranks))
     for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, ranks});
-  // The last GPUs hold only experts, the others only the backbone and the KV cache.
+  // The first host's GPU holds only the backbone and the KV cache, those of the others are workers.
   const int64_t memory = in.machine.host(s.gpus[0].host).gpus[0].memory_bytes;
   const int64_t a_gpu = memory - reserved_bytes(memory, false);
   const int64_t slots =
       a_gpu / std::max<int64_t>(1, moe_layers(c) * routed_expert_bytes(c, format));
-  if (slots == 0) return;
-  const int least = static_cast<int>(ceil_div(n_experts + asked, slots));
-  std::vector<int> counts;
-  for (const int experts : {n / 2, n * 5 / 8, n * 3 / 4, n * 7 / 8, n - 4, n - 3, n - 2, n - 1})
-    if (experts >= least && experts < n && experts <= ranks &&
-        std::find(counts.begin(), counts.end(), experts) == counts.end())
-      counts.push_back(experts);
-  for (const int experts : counts)
-    if (asked <= n_experts * (experts - 1)) bases.push_back({s, Base::kRoles, 1, asked, experts});
+  const int workers = n - 1;
+  if (s.a_host == 1 && slots * workers >= n_experts + asked && workers <= ranks &&
+      asked <= n_experts * (workers - 1))
+    bases.push_back({s, Base::kRoles, 1, asked, workers});
 }
 
 Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
@@ -223,20 +220,18 @@ void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Pl
 
 void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home,
                        const CandidateSearch& contest) {
-  const bool many = p.stages.size() > 1 || p.stages[0].devices.size() > 1;
+  // Rows travel between replicas and to workers; the GPUs of one replica add up sums.
+  const bool rows_travel = p.stages[0].dp() > 1 || !worker_devices(p).empty();
+  const bool halves = in.workload.concurrency != 1 && rows_travel;
   for (const int chunk : prefill_chunks(in.workload))
-    for (const bool head_replicated : {true, false})
-      for (const bool embedding_on_cpu : {false, true})
-        for (const int micro_batches : {1, 2}) {
-          if (!head_replicated && !many) continue;
-          if (micro_batches > 1 && in.workload.concurrency == 1) continue;
-          p.prefill_chunk_tokens = chunk;
-          p.head_replicated = head_replicated;
-          p.embedding_on_cpu = embedding_on_cpu;
-          p.micro_batches = micro_batches;
-          p.kv_tokens = 0;
-          contest.enter(p, home);
-        }
+    for (const bool embedding_on_cpu : {false, true})
+      for (int micro_batches = 1; micro_batches <= (halves ? 2 : 1); ++micro_batches) {
+        p.prefill_chunk_tokens = chunk;
+        p.embedding_on_cpu = embedding_on_cpu;
+        p.micro_batches = micro_batches;
+        p.kv_tokens = 0;
+        contest.enter(p, home);
+      }
 }
 
 }  // namespace

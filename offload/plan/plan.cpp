@@ -151,6 +151,8 @@ Plan explained(const PlanRequest& r, const Placement& placement, std::vector<int
     for (const int standby : plan.standbys)
       plan.reasons.push_back(standby_in_words(served, placement, standby));
     plan.commands = commands_of(served, *roles, placement, plan.standbys);
+  } else if (const std::string why = r.why_not_run ? r.why_not_run(placement) : ""; !why.empty()) {
+    plan.reasons.push_back("not executed: " + why);
   }
   plan.reasons.push_back(why_in_words(in, placement, plan.drafts));
   return plan;
@@ -249,7 +251,6 @@ bool BestCandidate::hopeless(double score) const {
 double BestCandidate::promise(Placement& p, int64_t home, const RoutingStatistics& routing) {
   p.embedding_on_cpu = true;
   p.head_on_cpu = p.stages[0].devices[0].is_cpu();
-  p.head_replicated = false;
   p.prefill_chunk_tokens = prefill_chunks(w_)[0];
   double least = std::numeric_limits<double>::infinity();
   const bool on_cpu = !p.layers.empty() && p.layers[0].groups[0].owners[0].is_cpu();
@@ -284,7 +285,6 @@ double BestCandidate::promise(Placement& p, int64_t home, const RoutingStatistic
             if (n == most) break;
           }
         }
-  p.head_replicated = true;
   return least;
 }
 
@@ -450,11 +450,11 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   PlanRequest held = r;
   held.workload.kv = p.kv_type;
   bool on_cpu = p.stages[0].devices[0].is_cpu();
+  std::optional<WeightFormat> of_cpus, of_gpus;
   for (const LayerExperts& l : p.layers)
-    for (const ExpertGroup& g : l.groups) {
-      held.workload.experts = g.format;
-      on_cpu |= g.owners[0].is_cpu();
-    }
+    for (const ExpertGroup& g : l.groups) (g.owners[0].is_cpu() ? of_cpus : of_gpus) = g.format;
+  on_cpu |= of_cpus.has_value();
+  if (!p.layers.empty()) held.workload.experts = of_cpus ? of_cpus : of_gpus;
   Trials trials;
   for (int kind = 0; kind < r.machine.n_kinds(); ++kind) add_changes_of(kind, held, on_cpu, trials);
   if (!p.stages[0].devices[0].is_cpu() && p.kv_type == DType::kBF16 && takes_fp8_cache(c.mla))

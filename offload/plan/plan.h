@@ -33,7 +33,7 @@ struct PlanRequest {
   int n_standbys = 0;  // hosts without experts that replace lost workers
   // The file that will have the placement, which commands then name; empty: there is none.
   std::string placement_file = {};
-  // Why no process runs a placement with workers; empty: they run it. Null: not asked.
+  // Why no processes run a placement; empty: they run it. Null: not asked.
   std::function<std::string(const Placement&)> why_not_run = {};
 };
 

@@ -28,7 +28,8 @@ struct ExpertLocations {
   int64_t on_cpu = 0, on_gpu = 0, copies = 0;  // (layer, expert) pairs; extra replicas
   int n_owners = 0;
   bool sliced = false;
-  WeightFormat format = {DType::kBF16};
+  WeightFormat format = {DType::kBF16}, format_on_gpu = {DType::kBF16};
+  int64_t bytes = 0;
 };
 ExpertLocations locations_of(const ModelConfig& c, const Placement& p);
 
@@ -140,7 +141,9 @@ ExpertLocations locations_of(const ModelConfig& c, const Placement& p) {
       (g.owners[0].is_cpu() ? homes.on_cpu : homes.on_gpu) += n;
       if (!g.sliced) homes.copies += n * (static_cast<int64_t>(g.owners.size()) - 1);
       homes.sliced |= g.sliced;
-      homes.format = g.format;
+      if (g.owners[0].is_cpu() || homes.on_cpu == 0) homes.format = g.format;
+      if (!g.owners[0].is_cpu()) homes.format_on_gpu = g.format;
+      homes.bytes += n * routed_expert_bytes(c, g.format);
       owners.insert(owners.end(), g.owners.begin(), g.owners.end());
     }
   }
@@ -231,13 +234,15 @@ void say_cache(const PlanInput& in, const Placement& p, Words& words) {
 
 void say_experts(const PlanInput& in, const Placement& p, Words& words) {
   const ExpertLocations homes = locations_of(in.config, p);
-  const int64_t one = routed_expert_bytes(in.config, homes.format);
-  const int64_t n = homes.on_cpu + homes.on_gpu;
   const bool stored = homes.format.dtype == stored_expert_format(in.config).dtype;
+  const bool alike = homes.on_gpu == 0 || homes.format_on_gpu == homes.format;
+  const int64_t one = routed_expert_bytes(in.config, homes.format);
   words.push_back(fmt::format(
-      "routed experts in {} ({}): {} x {:.2f} MB = {:.1f} GB, {} in CPU memory, {} on GPUs",
-      format_name(homes.format), stored ? "as stored" : "smaller than stored", n,
-      static_cast<double>(one) * 1e-6, gigabytes(n * one), homes.on_cpu, homes.on_gpu));
+      "routed experts in {} ({}{}): {}{} = {:.1f} GB, {} in CPU memory, {} on GPUs",
+      format_name(homes.format), stored ? "as stored" : "smaller than stored",
+      alike ? "" : ", on GPUs in " + format_name(homes.format_on_gpu), homes.on_cpu + homes.on_gpu,
+      alike ? fmt::format(" x {:.2f} MB", static_cast<double>(one) * 1e-6) : "",
+      gigabytes(homes.bytes), homes.on_cpu, homes.on_gpu));
 }
 
 void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
@@ -354,6 +359,8 @@ void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now,
 
 void say_overlap(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
   if (in.workload.concurrency < 2 || p.stages[0].devices[0].is_cpu()) return;
+  const bool alone = p.stages.size() == 1 && p.stages[0].devices.size() == 1;
+  if (!alone && p.stages[0].dp() == 1) return;  // its ranks add up sums, which nothing hides
   Placement other = p;
   other.micro_batches = 3 - p.micro_batches;
   const double then = predict(in, other).decode.step_seconds;

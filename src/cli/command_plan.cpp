@@ -12,6 +12,7 @@
 #include "io/atomic_file.h"
 #include "io/json.h"
 #include "io/machine_json.h"
+#include "offload/parts/executed_parts.h"
 #include "offload/parts/placed_workers.h"
 #include "offload/plan/placement_json.h"
 
@@ -117,15 +118,18 @@ int plan_command(const Options& o) {
   require(p.servers || (p.requests_per_second == 0 && p.gap_seconds == 0),
           "--request-rate {:g}, --slo-gap {:g}: these are for --servers: add it, or leave them out",
           p.requests_per_second, p.gap_seconds);
-  const PlanRequest request = {
-      model,
-      config,
-      machine,
-      workload,
-      routing,
-      p.n_standbys,
-      p.out.empty() ? p.placement : p.out,
-      [&config](const Placement& placement) { return why_not_run(config, placement); }};
+  const PlanRequest request = {model,
+                               config,
+                               machine,
+                               workload,
+                               routing,
+                               p.n_standbys,
+                               p.out.empty() ? p.placement : p.out,
+                               [&](const Placement& placement) {
+                                 return worker_devices(placement).empty()
+                                            ? why_not_executed(config, machine, placement)
+                                            : why_not_run(config, placement);
+                               }};
   const Plan plan = p.placement.empty() ? tandem::plan(request)
                                         : assess(request, placement_from_file(p.placement));
   const std::vector<Change> changes = possible_changes(request, plan);

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "comm/agreement.h"
+#include "comm/hosts.h"
 #include "comm/mpi_world.h"
 #include "core/progress_watch.h"
 #include "core/topology.h"
@@ -98,6 +99,7 @@ Ranks CommandRanks::open(int argc, char** argv) {
   world_ = open_world(*launch_);
   Group& world = *world_;
   require_same_on_all(world, "command line", [&] { return text_of(argc, argv); });
+  const PlaceOnHost on_host = place_on_host(world);
   world.set_patience(kLoadPatience);  // rank 0 may read its input before it loads
   if (world.rank() > 0)
     require(std::freopen("/dev/null", "w", stdout), "/dev/null cannot be opened");
@@ -109,12 +111,7 @@ Ranks CommandRanks::open(int argc, char** argv) {
   preparing_ = std::make_unique<Heartbeat>(world, on_lost);
   steps_ = std::make_unique<StepChannel>(world, on_lost, std::chrono::seconds(3),
                                          [this] { preparing_->end(); });
-  Ranks ranks{.group = &world, .steps = steps_.get()};
-  if (launch_->local_size > 0) {
-    ranks.of_host = launch_->local_rank;
-    ranks.n_of_host = launch_->local_size;
-  }
-  return ranks;
+  return {.group = &world, .steps = steps_.get(), .on_host = on_host};
 }
 
 int CommandRanks::run_alike(const std::function<int()>& command) {

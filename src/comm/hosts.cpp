@@ -1,10 +1,12 @@
 #include "comm/hosts.h"
 
 #include <fmt/ranges.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -24,6 +26,31 @@ std::array<char, 256> name_of_host() {
   else
     gethostname(name.data(), name.size() - 1);
   return name;
+}
+
+// The cores that this process may use, as a set of 1024; none where the system does not say.
+std::array<uint64_t, 16> cores_of_process() {
+  static_assert(sizeof(cpu_set_t) == sizeof(uint64_t) * 16);
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof(set), &set);
+  std::array<uint64_t, 16> words;
+  std::memcpy(words.data(), &set, sizeof(set));
+  return words;
+}
+
+// [ranks] equal numbers for equal values, from 0 in the order of ranks; all ranks call it.
+template <class T>
+std::vector<int> numbered(Group& group, const T& mine) {
+  std::vector<T> all(group.size());
+  group.all_gather_values(mine, std::span(all));
+  std::vector<int> numbers;
+  int n = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    const auto first = std::find(all.begin(), all.begin() + r, all[r]) - all.begin();
+    numbers.push_back(first < r ? numbers[first] : n++);
+  }
+  return numbers;
 }
 
 template <class T>
@@ -50,16 +77,25 @@ ClockDifference difference_of(Group& group, int rank, const std::function<double
 
 }  // namespace
 
-std::vector<int> hosts_of_ranks(Group& group) {
-  std::vector<std::array<char, 256>> names(group.size());
-  group.all_gather_values(name_of_host(), std::span(names));
-  std::vector<int> hosts;
-  int n_hosts = 0;
-  for (int r = 0; r < group.size(); ++r) {
-    const auto first = std::find(names.begin(), names.begin() + r, names[r]) - names.begin();
-    hosts.push_back(first < r ? hosts[first] : n_hosts++);
+std::vector<int> hosts_of_ranks(Group& group) { return numbered(group, name_of_host()); }
+
+PlaceOnHost place_on_host(Group& group) {
+  const std::vector<int> hosts = hosts_of_ranks(group);
+  return place_on_host(hosts, numbered(group, cores_of_process()), group.rank());
+}
+
+PlaceOnHost place_on_host(const std::vector<int>& host_of_rank,
+                          const std::vector<int>& cores_of_rank, int rank) {
+  PlaceOnHost place = {0, 0, 0, 0};
+  for (int r = 0; r < std::ssize(host_of_rank); ++r) {
+    if (host_of_rank[r] != host_of_rank[rank]) continue;
+    const bool before = r < rank, same_cores = cores_of_rank[r] == cores_of_rank[rank];
+    ++place.n_of_host;
+    place.of_host += before;
+    place.n_of_cores += same_cores;
+    place.of_cores += before && same_cores;
   }
-  return hosts;
+  return place;
 }
 
 std::vector<int> simulated_hosts_of_ranks(const std::vector<int>& n_of_host, int n_ranks) {

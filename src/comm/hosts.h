@@ -1,4 +1,4 @@
-// The hosts of ranks, and how far their clocks differ.
+// The hosts of ranks, which ranks share a host's cores, and how far the clocks of hosts differ.
 #pragma once
 #include <functional>
 #include <vector>
@@ -13,6 +13,20 @@ std::vector<int> hosts_of_ranks(Group& group);
 // The same for simulated hosts with so many ranks each, one host after another. Throws Error where
 // those are not n_ranks.
 std::vector<int> simulated_hosts_of_ranks(const std::vector<int>& n_of_host, int n_ranks);
+
+// A rank among those of its host, and among those of them that may use the same cores: srun, and
+// mpirun where it binds, give each rank cores of its own.
+struct PlaceOnHost {
+  int of_host = 0, n_of_host = 1;
+  int of_cores = 0, n_of_cores = 1;
+  bool operator==(const PlaceOnHost&) const = default;
+};
+// host_of_rank: [ranks]; cores_of_rank: [ranks], equal numbers for equal sets of cores.
+PlaceOnHost place_on_host(const std::vector<int>& host_of_rank,
+                          const std::vector<int>& cores_of_rank, int rank);
+// Of this rank; all ranks call it. Launchers do not all say it: srun tells no rank how many its
+// host has.
+PlaceOnHost place_on_host(Group& group);
 
 struct ClockDifference {
   double seconds = 0;  // is added to a time of the rank's steady clock to get that of rank 0

@@ -15,25 +15,23 @@ constexpr const char* kMpichFirst[] = {"libmpich.so.12", "libmpi.so.12", "libmpi
 constexpr const char* kOpenMpiFirst[] = {"libmpi.so.40", "libmpich.so.12", "libmpi.so.12"};
 
 struct Variables {
-  const char *rank, *size, *local_rank, *local_size;
+  const char *rank, *size;
   std::span<const char* const> libraries;
 };
 // The first whose rank and size are set. Slurm's PMI-2 and PMIx serve both interfaces; variables
 // that Slurm sets without srun are not asked for.
 constexpr Variables kLaunchers[] = {
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", kOpenMpi},
-    {"PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr, kOpenMpiFirst},
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", kMpichFirst},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", kOpenMpi},
+    {"PMIX_RANK", "SLURM_STEP_NUM_TASKS", kOpenMpiFirst},
+    {"PMI_RANK", "PMI_SIZE", kMpichFirst},
 };
 
 }  // namespace
 
 std::optional<Launch> launch_of(const std::function<const char*(const char* name)>& environment) {
   const auto number = [&](const char* name) {
-    const char* const text = name ? environment(name) : nullptr;
+    const char* const text = environment(name);
     int value = -1;
-    if (!text) return value;
     const auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
     require(error == std::errc() && *end == '\0' && value >= 0,
             "the environment variable {}={} of the MPI launcher is not a number", name, text);
@@ -41,8 +39,7 @@ std::optional<Launch> launch_of(const std::function<const char*(const char* name
   };
   for (const Variables& names : kLaunchers) {
     if (!environment(names.rank) || !environment(names.size)) continue;
-    Launch launch{number(names.rank), number(names.size), number(names.local_rank),
-                  number(names.local_size), names.libraries};
+    const Launch launch{number(names.rank), number(names.size), names.libraries};
     require(launch.rank < launch.size, "{}={}, but {}={}", names.rank, launch.rank, names.size,
             launch.size);
     return launch;

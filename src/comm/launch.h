@@ -9,7 +9,6 @@ namespace tandem {
 // What the environment says before MPI is opened.
 struct Launch {
   int rank, size;
-  int local_rank, local_size;  // among the ranks of this host; -1: not said
   // Names under which the launcher's MPI is opened, in this order.
   std::span<const char* const> libraries;
 };

@@ -144,6 +144,10 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
   require(options.n_stages == 0 || options.n_stages == parts.grid.n_stages,
           "--pp {}: {} has {} pipeline stages: leave --pp out", options.n_stages, options.placement,
           parts.grid.n_stages);
+  require(parts.micro_batches == 0 || options.micro_batches == 0 ||
+              options.micro_batches == parts.micro_batches,
+          "--micro-batches {}: {} has {} micro-batches: leave --micro-batches out",
+          options.micro_batches, options.placement, parts.micro_batches);
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
           name_of(options.device), options.placement);
@@ -375,7 +379,7 @@ int64_t bytes_beside_weights(const ModelOptions& options, const Subject& subject
   const HostLayout hosts = hosts_of_stage(subject.host_of_rank, parts.grid, subject.rank.rank);
   return kv + ExchangedExperts::bytes_for(
                   subject.config, parts.grid.of_stage(), hosts, decision.limits.max_tokens,
-                  exchange_mode(options.dispatch), exchanged_micro_batches(options));
+                  exchange_mode(options.dispatch), exchanged_micro_batches(options, parts));
 }
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
@@ -430,8 +434,9 @@ HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid gri
   return HostLayout(std::vector<int>(first, first + n));
 }
 
-int exchanged_micro_batches(const ModelOptions& options) {
-  return options.micro_batches > 0 ? options.micro_batches : ExpertPool::kMeasured;
+int exchanged_micro_batches(const ModelOptions& options, const ExecutedParts& parts) {
+  if (options.micro_batches > 0) return options.micro_batches;
+  return parts.micro_batches > 0 ? parts.micro_batches : ExpertPool::kMeasured;
 }
 
 int spare_experts(const GpuParts& parts) {
@@ -509,7 +514,7 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .grid = decision.parts.grid,
           .replicated_experts = has_replicas(decision.parts),
           .moves_experts = options.moves_experts,
-          .micro_batches = exchanged_micro_batches(options),
+          .micro_batches = exchanged_micro_batches(options, decision.parts),
           .exchange = exchange_mode(options.dispatch),
           .patience = rank_patience(options.workers, GpuModelOptions().patience)};
 }

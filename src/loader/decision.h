@@ -52,8 +52,8 @@ std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch);
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid);
 // The hosts of the ranks of this rank's stage; host_of_rank as in Subject.
 HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid grid, int rank);
-// ExchangedParts::micro_batches, and WorkerExpertsParts::micro_batches
-int exchanged_micro_batches(const ModelOptions& options);
+// ExchangedParts::micro_batches, and WorkerExpertsParts::micro_batches: as asked, or as placed
+int exchanged_micro_batches(const ModelOptions& options, const ExecutedParts& parts);
 
 // What the GPU is loaded with.
 GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision);

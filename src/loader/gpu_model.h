@@ -95,11 +95,15 @@ class GpuModel {
   virtual const RoutingCounts* routing() const = 0;  // null: not recorded
 };
 
-// A process among the ranks of a host uses the index-th GPU. Called before what follows.
+// A process among the ranks of a host uses the index-th GPU, or its only one. Called before what
+// follows.
 void choose_gpu(int index);
 // Why no model can run on a GPU here, in one line; empty if one can.
 std::string why_no_gpu();
-// The GPU that would be used. Throws Error when there is none.
+// What tells the GPU that would be used from others, also from those that other processes use.
+// Throws Error when there is none, as this_gpu() does.
+std::string id_of_gpu();
+// The GPU that would be used.
 Gpu this_gpu();
 
 // Throws Error if the GPU that would be used cannot multiply FP8 by FP8, for --activations fp8.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 
@@ -28,7 +29,8 @@ namespace {
 int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_t context,
                   DType cache_type) {
   if (options.max_kv_tokens <= context) return context;
-  const double available = static_cast<double>(available_memory_bytes()) / options.ranks.n_of_host;
+  const double available =
+      static_cast<double>(available_memory_bytes()) / options.ranks.on_host.n_of_host;
   const auto bytes = static_cast<int64_t>(options.kv_fraction * available);
   int64_t fitting = bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
   if (options.ranks.group) fitting = least_on_all(*options.ranks.group, fitting);
@@ -74,7 +76,8 @@ auto agreed(const Ranks& ranks, Make make) {
 
 Topology topology_for(const ModelOptions& options) {
   const Ranks& ranks = options.ranks;
-  return with_threads(share_of(this_topology(), ranks.of_host, ranks.n_of_host), options.n_threads);
+  return with_threads(share_of(this_topology(), ranks.on_host.of_cores, ranks.on_host.n_of_cores),
+                      options.n_threads);
 }
 
 // What must not differ between ranks, because all compute what they do not divide. The command line
@@ -96,23 +99,47 @@ std::string text_of_tensors(const WeightStore& store) {
       store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
+// Why two ranks have no GPU each, in one line, the same on all of them; empty: all have.
+std::string why_shared_gpu(Group& group) {
+  std::array<char, 128> id{};
+  // What NCCL takes for the host, too: under two names of it, two ranks can test NCCL on one GPU.
+  const char* const host_of_nccl = std::getenv("NCCL_HOSTID");
+  const std::string text = id_of_gpu() + " " + (host_of_nccl ? host_of_nccl : "");
+  text.copy(id.data(), id.size() - 1);
+  const std::vector<int> hosts = hosts_of_ranks(group);
+  std::vector<std::array<char, 128>> ids(group.size());
+  group.all_gather_values(id, std::span(ids));
+  for (int r = 0; r < group.size(); ++r)
+    for (int other = 0; other < r; ++other)
+      if (hosts[r] == hosts[other] && ids[r] == ids[other])
+        return fmt::format(
+            "ranks {} and {} of one host have the same GPU: give each one of its own "
+            "(CUDA_VISIBLE_DEVICES, srun --gpus-per-task 1), or use --device cpu",
+            other, r);
+  return "";
+}
+
 // GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
   if (options.device == DeviceChoice::kCpu) return options;
   Group& group = *options.ranks.group;
-  choose_gpu(options.ranks.of_host);
-  const std::string why_not = why_no_gpu();
-  if (options.device == DeviceChoice::kCuda) {
+  choose_gpu(options.ranks.on_host.of_host);
+  const bool is_asked = options.device == DeviceChoice::kCuda;
+  std::string why_not = why_no_gpu();
+  if (is_asked)
     run_on_all(group, [&] {
       require(why_not.empty(),
               "rank {}, which is number {} on its host, needs a GPU of its own: {}", group.rank(),
-              options.ranks.of_host, why_not);
+              options.ranks.on_host.of_host, why_not);
     });
-  } else if (least_on_all(group, why_not.empty()) == 0) {
-    options.warn(fmt::format("running on the CPUs: {}",
-                             why_not.empty() ? "not every rank has a GPU of its own" : why_not));
-    options.device = DeviceChoice::kCpu;
-  }
+  if (least_on_all(group, why_not.empty()) > 0)
+    why_not = why_shared_gpu(group);
+  else if (why_not.empty())
+    why_not = "not every rank has a GPU of its own";
+  if (why_not.empty()) return options;
+  if (is_asked) run_on_all(group, [&] { fail("{}", why_not); });
+  options.warn(fmt::format("running on the CPUs: {}", why_not));
+  options.device = DeviceChoice::kCpu;
   return options;
 }
 
@@ -311,9 +338,10 @@ Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& 
 // The ranks of a host have equal shares of its memory.
 Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   Subject subject{config_,  stored, topology_,
-                  kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
+                  kernels_, home_,  machine_info().memory_bytes / ranks.on_host.n_of_host};
   if (asked_workers_) subject.on_workers = asked_workers_->experts_of_layers(config_);
-  if (ranks.group) subject.rank = {ranks.group->rank(), ranks.group->size(), ranks.n_of_host};
+  if (ranks.group)
+    subject.rank = {ranks.group->rank(), ranks.group->size(), ranks.on_host.n_of_host};
   subject.host_of_rank = host_of_rank_;
   return subject;
 }
@@ -409,7 +437,7 @@ void LoadedModel::add_host_pages(const ModelOptions& options) {
   int64_t n = host_pages_for({.gpu_pages = cache_->n_pages(),
                               .most_pages = options.max_kv_tokens / kPageSize,
                               .page_bytes = cache_->page_bytes(),
-                              .memory_bytes = available_memory_bytes() / ranks.n_of_host});
+                              .memory_bytes = available_memory_bytes() / ranks.on_host.n_of_host});
   if (ranks.group) n = least_on_all(*ranks.group, n);
   if (n == 0) return;
   host_pages_ = std::make_unique<HostPages>(gpu_->device(), *cache_, static_cast<int>(n));
@@ -483,12 +511,12 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
     return *exchanged_experts_;
   }
   ExpertPool* const workers = start_workers(options, decision);
-  rank_experts_ = std::make_unique<RankExperts>(
-      RankExperts::Parts{.owners = *owners_,
-                         .rank = grid.in_stage(group.rank()),
-                         .mine = *experts_,
-                         .workers = workers,
-                         .micro_batches = asked_workers_ ? exchanged_micro_batches(options) : 1});
+  rank_experts_ = std::make_unique<RankExperts>(RankExperts::Parts{
+      .owners = *owners_,
+      .rank = grid.in_stage(group.rank()),
+      .mine = *experts_,
+      .workers = workers,
+      .micro_batches = asked_workers_ ? exchanged_micro_batches(options, decision.parts) : 1});
   return *rank_experts_;
 }
 
@@ -500,15 +528,15 @@ ExpertPool* LoadedModel::start_workers(const ModelOptions& options, const Decisi
   const bool takes_turns = !gpu_ || !group || group->size() == 1;
   const auto start = [&] {
     if (group && group->rank() > 0) return;
-    worker_experts_ =
-        worker_experts({.options = options,
-                        .kernels = kernels_,
-                        .config = config_,
-                        .local = *experts_,
-                        .team = *team_,
-                        .max_tokens = decision.limits.max_tokens,
-                        .micro_batches = takes_turns ? exchanged_micro_batches(options) : 1},
-                       *asked_workers_);
+    worker_experts_ = worker_experts(
+        {.options = options,
+         .kernels = kernels_,
+         .config = config_,
+         .local = *experts_,
+         .team = *team_,
+         .max_tokens = decision.limits.max_tokens,
+         .micro_batches = takes_turns ? exchanged_micro_batches(options, decision.parts) : 1},
+        *asked_workers_);
     worker_list_ = watch_workers(*asked_workers_, *worker_experts_);
   };
   group ? run_on_all(*group, start) : start();
@@ -578,7 +606,7 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
   auto experts = std::make_unique<ExchangedExperts>(ExchangedParts{
       delayed_ ? *delayed_ : groups_.stage(), hosts, grid.of_stage(), *owners_, kernels_, config_,
       *experts_, decision.limits.max_tokens, takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
-      exchange_mode(options.dispatch), exchanged_micro_batches(options)});
+      exchange_mode(options.dispatch), exchanged_micro_batches(options, decision.parts)});
   options.note("rows of experts: " + experts->modes());
   return experts;
 }

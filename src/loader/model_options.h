@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/hosts.h"
 #include "cpu_kernels/kernels.h"
 #include "engine/step_channel.h"
 #include "engine/step_runner.h"
@@ -44,9 +45,9 @@ const char* name_of(ExpertDispatch dispatch);
 // The ranks that compute a model together: they divide its heads, columns and experts, and compute
 // the same steps. All ranks are given the same options.
 struct Ranks {
-  Group* group = nullptr;          // null: this process alone
-  StepChannel* steps = nullptr;    // null: the caller makes the same calls on all ranks
-  int of_host = 0, n_of_host = 1;  // this rank among those of its host
+  Group* group = nullptr;        // null: this process alone
+  StepChannel* steps = nullptr;  // null: the caller makes the same calls on all ranks
+  PlaceOnHost on_host = {};
   bool follow() const { return steps && !steps->leads(); }  // whether rank 0 decides the steps
 };
 

@@ -352,6 +352,8 @@ std::string why_no_gpu() {
   }
 }
 
+std::string id_of_gpu() { return gpu::open_gpu().id; }
+
 Gpu this_gpu() {
   const gpu::GpuInfo gpu_info = gpu::open_gpu();
   Gpu gpu = {};

@@ -13,6 +13,7 @@ std::string why_no_gpu() {
          "again, or use --device cpu";
 }
 
+std::string id_of_gpu() { fail("{}", why_no_gpu()); }
 Gpu this_gpu() { fail("{}", why_no_gpu()); }
 
 void require_fp8_gpu() { fail("{}", why_no_gpu()); }

@@ -156,6 +156,7 @@ MUTANTS = [
     ("GPU: every block combines the first columns", "gpu_kernels/expert_rows.cu", [("const int column = blockIdx.x * kThreads + threadIdx.x;\n  const int64_t token", "const int column = threadIdx.x;\n  const int64_t token")]),
     ("hand-off: launches that wait are taken for others", "gpu_kernels/signals.cu", [("if (seen == 1) return", "if (seen <= 1) return")]),
     ("GPU: stamps in microseconds", "gpu_kernels/stamp.cu", [("*a.mapped = nanoseconds();", "*a.mapped = nanoseconds() / 1000;")]),
+    ("GPU ranks: a rank looks for its number in a list of its own", "gpu_kernels/gpu_facts.cpp", [("  if (rest.find(',') == std::string_view::npos) return *visible;\n", "")]),
     ("GPU ranks: the second GPU is the first", "gpu_kernels/gpu_facts.cpp", [("    rest.remove_prefix(comma + 1);\n", "")]),
     ("GPU replicas: rows of padding are computed", "gpu_kernels/exchange.cu", [("a.ids[row * a.ids_stride + i] : -1;", "a.ids[row * a.ids_stride + i] : 0;")]),
     ("GPU parcels: ids of other ranks travel too", "gpu_kernels/parcels.cu", [("ids_out[k] = here ? ids[k] : -1;", "ids_out[k] = ids[k];")]),
