@@ -61,10 +61,11 @@ void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
       (theirs.protection != Protection::kNone) == has_secret,
       "{} has {}: give both the same {}, or neither", peer,
       has_secret ? "no secret, and this program one" : "a secret, and this program none", option);
+  // The options of a secret and of its encryption have the same beginning.
+  const std::string encryption = option.substr(0, option.rfind("-secret")) + "-encryption";
   require_protocol(theirs.protection == mine.protection,
-                   "{} {} what it sends, and this program {}: start both with encryption, or "
-                   "neither",
-                   peer, encrypts(theirs), encrypts(mine));
+                   "{} {} what it sends, and this program {}: give both the same {}", peer,
+                   encrypts(theirs), encrypts(mine), encryption);
 }
 
 std::vector<std::byte> bytes_of(const WorkerWelcome& w) {
