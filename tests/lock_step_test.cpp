@@ -186,7 +186,7 @@ class Trace {
   std::vector<int> draw() {
     batches_.clear();
     arrays_ = std::vector<Arrays>(lengths_.size());
-    const std::vector<int> sizes = draw_sizes();
+    std::vector<int> sizes = draw_sizes();
     for (size_t replica = 0; replica < lengths_.size(); ++replica) {
       Arrays& a = arrays_[replica];
       for (int s = 0; s < kSequences; ++s) {
