@@ -97,7 +97,10 @@ if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
                                          $<TARGET_FILE:tandem_emulated> GpuRanks)
     add_test(NAME gpu_ranks_lost_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py
                                               $<TARGET_FILE:tandem_emulated> GpuRanksLost)
-    set_tests_properties(gpu_ranks_test gpu_ranks_lost_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${seconds} COST 60)
+    add_test(NAME gpu_rank_faults_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/rank_faults_test.py
+                                               $<TARGET_FILE:tandem_emulated> --device cuda --at-once 2)
+    set_tests_properties(gpu_rank_faults_test PROPERTIES LABELS long ENVIRONMENT TANDEM_RANK_FAULTS=4)
+    set_tests_properties(gpu_ranks_test gpu_ranks_lost_test gpu_rank_faults_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${seconds} COST 60)
     set_tests_properties(gpu_ranks_lost_test PROPERTIES LABELS long)
   endif()
 endif()

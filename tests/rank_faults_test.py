@@ -1,7 +1,7 @@
 """Kills and stops ranks at random times: all processes of the job are gone within 30 seconds, an error names the rank, and
 nothing is left in shared memory.
 
-    python3 tests/rank_faults_test.py PATH_OF_TANDEM [--faults 50] [--seed 1] [--only 7] [--at-once 3]
+    python3 tests/rank_faults_test.py PATH_OF_TANDEM [--faults 50] [--seed 1] [--only 7] [--at-once 3] [--device cuda]
 
 A fault is SIGKILL or SIGSTOP of one of the four ranks of a server or a run of the embedded model, in a grid, under an MPI
 launcher or `--ranks`, while the job starts, computes a prompt, decodes, is idle or ends. All of it follows from the seed and
@@ -58,12 +58,13 @@ def text_of(fault):
 class Job:
     """A server or a run on four ranks, with what it writes in files of `folder`."""
 
-    def __init__(self, fault, folder):
+    def __init__(self, fault, folder, device):
         self.fault = fault
+        self.device = device
         self.folder = pathlib.Path(folder)
         self.mark = f"{os.getpid()}-fault-{fault.number}"
         serve = ["serve", "--port", "0", "--max-batch", "8", "--ctx", "8192"]
-        arguments = [*(serve if fault.command == "serve" else self.run_arguments()), *fault.grid]
+        arguments = [*(serve if fault.command == "serve" else self.run_arguments()), *fault.grid, "--device", device]
         if fault.way == "self":
             command, environment = self.started_by_itself([*arguments, "--ranks", str(N_RANKS)])
         else:
@@ -174,9 +175,9 @@ def shared_memory():
     return {path.name for path in pathlib.Path("/dev/shm").iterdir() if not path.name.startswith("mpich_shar_tmp")}
 
 
-def problems_after(fault, folder):
+def problems_after(fault, folder, device):
     """What is wrong after the fault, and the seconds until all processes were gone."""
-    job = Job(fault, folder)
+    job = Job(fault, folder, device)
     try:
         job.await_phase()
         time.sleep(fault.seconds)
@@ -235,6 +236,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="number of the one fault to test")
     parser.add_argument("--at-once", type=int, default=3, help="jobs at the same time")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: emulated GPUs, of a program that has those")
     args = parser.parse_args()
     ranks_test.TANDEM = os.path.realpath(args.program)
     if not LAUNCHERS:
@@ -247,7 +249,7 @@ def main():
         def test(number):
             fault = fault_of(number, args.seed)
             with tempfile.TemporaryDirectory() as folder:
-                return (fault, *problems_after(fault, folder))
+                return (fault, *problems_after(fault, folder, args.device))
         for fault, problems, seconds in pool.map(test, numbers):
             print(f"{'FAILED' if problems else 'ok'} {seconds:5.1f} s  {text_of(fault)}", *problems, sep="\n    ", flush=True)
             failed += bool(problems)

@@ -2,7 +2,9 @@
 #pragma once
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -46,6 +48,14 @@ inline void on_grid(const RankGrid& grid, ModelOptions options,
     lead(loaded);
     steps.end();
   });
+}
+
+// Bytes of this process, which has all ranks, in memory.
+inline int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
 }
 
 // What n ranks refuse: the message of the one that reports it.

@@ -2,10 +2,8 @@
 // tokens stay what they are, a rank that cannot load leaves everything as it was, and no rank moves
 // before all have loaded. Ranks are threads here.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <fstream>
 #include <mutex>
 #include <random>
 
@@ -109,13 +107,6 @@ std::vector<Answers> answers_while(LoadedModel& loaded, int n, int n_rebalances)
   run_to_end(engine);
   EXPECT_EQ(engine.rebalance_report().number, n_rebalances);
   return rounds;
-}
-
-int64_t resident_bytes() {
-  std::ifstream file("/proc/self/statm");
-  int64_t all = 0, resident = 0;
-  file >> all >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
 }
 
 // The experts that move are a few times larger than what memory may grow by.

@@ -103,15 +103,19 @@ Placement from_host_0(Placement p) {
   return p;
 }
 
+int n_on_first_host(const std::vector<DeviceId>& devices) {
+  const auto n = std::count_if(devices.begin(), devices.end(),
+                               [&](DeviceId d) { return d.host == devices[0].host; });
+  return std::max(1, static_cast<int>(n));
+}
+
 }  // namespace
 
 std::string why_not_executed(const ModelConfig& config, const Machine& machine,
                              const Placement& p) {
   const DeviceId first = backbone_of(p, {});
   const int n = n_ranks_of(p);
-  const std::vector<DeviceId> devices = devices_of(p);
-  const auto n_of_host = static_cast<int>(std::count_if(
-      devices.begin(), devices.end(), [&](DeviceId d) { return d.host == first.host; }));
+  const int n_of_host = n_on_first_host(devices_of(p));
   // As each rank describes it: all hosts like its own.
   Machine seen = machine;
   static_cast<HostKind&>(seen) = machine.of_kind(machine.kind_of(first.host));
@@ -132,8 +136,7 @@ int n_ranks_of(const Placement& p) {
   if (devices.empty()) return 1;
   const int first = devices[0].host;
   const bool on_cpus = devices[0].is_cpu();
-  const auto n_of_host = static_cast<int>(
-      std::count_if(devices.begin(), devices.end(), [&](DeviceId d) { return d.host == first; }));
+  const int n_of_host = n_on_first_host(devices);
   for (int rank = 0; rank < n; ++rank)
     if (devices[rank] != (on_cpus ? DeviceId{first + rank, -1}
                                   : DeviceId{first + rank / n_of_host, rank % n_of_host}))

@@ -14,7 +14,7 @@ void try_all_placements(const PlanInput& in, Placement& placement) {
   for (const DeviceId d : placement.stages[0].devices)
     if (!d.is_cpu()) devices.push_back(d);
   const auto n_devices = static_cast<int>(devices.size());
-  if (in.machine.n_hosts() > 1 || n_devices == 1 || placement.layers.empty()) return;
+  if (in.machine.n_hosts() > 1 || n_devices <= 1 || placement.layers.empty()) return;
   std::vector<int> layers;
   for (int l = 0; l < in.config.n_layers; ++l)
     if (in.config.is_moe(l)) layers.push_back(l);
