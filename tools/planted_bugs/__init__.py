@@ -1,5 +1,5 @@
 """The bugs that tools/mutants.py plants, one by one, in a file for each area."""
-from planted_bugs import cpu_kernels, engine, gpu_kernels, offload, planner, program
+from . import cpu_kernels, engine, gpu_kernels, offload, planner, program
 
 AREAS = (cpu_kernels, engine, gpu_kernels, offload, planner, program)
 # The tests that know a file, by the beginning of its path; the longest matching one counts.
