@@ -18,7 +18,7 @@
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev libeigen3-dev libdnnl-dev \
             nlohmann-json3-dev libboost-dev libssl-dev libcurl4-openssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev \
             libucx-dev python3 python3-venv python3-jinja2
-TEST_PACKAGES := openmpi-bin iproute2 curl
+TEST_PACKAGES := openmpi-bin iproute2 curl openssl
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 # Some tests wait for servers and timeouts most of their time.

@@ -252,6 +252,18 @@ TEST(KvTransfer, OtherModelsPagesAndSecretsAreNotUsed) {
                    "give both servers the same --kv-secret"));
 }
 
+// What many workers make of the text is cut on both sides.
+TEST(KvTransfer, LongTextsAreCompared) {
+  const auto transport = tcp_transport();
+  KvWelcome of_many = welcome();
+  of_many.arithmetic = std::string(5000, 'w');
+  Prefill prefill(*transport, {}, of_many);
+  Notes notes;
+  KvClient client(*transport, {.addresses = {prefill.address()}, .note = notes.taker()}, of_many);
+  await([&] { return client.n_up() == 1 && !notes.lines().empty(); }, "it is up");
+  EXPECT_TRUE(says(notes.lines(), "is up\n")) << notes.lines();
+}
+
 // Bytes that are no messages end their connection, and nothing else.
 TEST(KvTransfer, StrangersAreClosedOut) {
   const auto transport = tcp_transport();

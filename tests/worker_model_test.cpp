@@ -224,6 +224,9 @@ TEST(WorkersOfTwoFormats, AnswerAsOneProcess) {
   const MixedWorkers workers(kTinyR1, {"0-3", "4-7", "0-7"}, {"8-15", "8-15"});
   options.workers.addresses = workers.addresses;
   EXPECT_EQ(answers(options, 6), want);
+  // One that takes floats is the first, and the last one would take BF16.
+  std::reverse(options.workers.addresses.begin(), options.workers.addresses.end());
+  EXPECT_EQ(answers(options, 6), want);
 }
 
 TEST(WorkersOfTwoFormats, AreNamedLayerByLayer) {

@@ -22,9 +22,11 @@ std::optional<WorkerWelcome> welcome_of(WorkerLink& link, bool is_of_several,
       return link.ask();
     } catch (const ConnectionError& error) {
       if (Clock::now() >= until && is_of_several) return {};
-      require_run(Clock::now() < until,
-                  "the worker {} does not answer: {}: start it, or leave it out", link.address(),
-                  error.what());
+      require_run(
+          Clock::now() < until,
+          "the worker {} does not answer: {}: start it, leave it out, or wait longer for one "
+          "that loads with --worker-patience",
+          link.address(), error.what());
     } catch (const PathError& error) {
       throw PathError(fmt::format("--worker-transport ucx: the worker {} is not reached by UCX: {}",
                                   link.address(), error.what()));

@@ -21,6 +21,7 @@
 #include "loader/weights/mtp_layers.h"
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/workload.h"
+#include "offload/workers/worker_fit.h"
 
 namespace tandem {
 namespace {

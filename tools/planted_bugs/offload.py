@@ -239,6 +239,7 @@ MUTANTS = [
     ("workers that join: rows that wait are not sent to a newcomer", "offload/workers/worker_experts.cpp", [("waits) && workers_.take_in()) {", "waits) && workers_.size() == 0) {")]),
     ("workers that join: one with a part of a shard is taken", "offload/workers/worker_fit.cpp", [("require(n == 0 || n == std::ssize(shard.experts),", "require(n >= 0,")]),
     ("workers that join: their arithmetic is not compared", "offload/workers/worker_fit.cpp", [("arithmetic_of(worker, of.experts) == needs.arithmetic[shard];", "!worker.arithmetic.empty();")]),
+    ("workers of two formats: the last one says how rows travel", "offload/workers/worker_fit.cpp", [("takes_bf16 = takes_bf16 && welcome.takes_bf16;", "takes_bf16 = welcome.takes_bf16;")]),
     ("workers that join: their rows are not compared", "offload/workers/worker_fit.cpp", [("require(needs.rows == RowType::kF32 || worker.takes_bf16,", "require(needs.rows == RowType::kF32 || worker.max_rows > 0,")]),
     ("workers that join: one that has changed is used", "offload/workers/worker_link.cpp", [("if (!is_known_) return require_fits_(welcome);", "if (require_fits_) return require_fits_(welcome);")]),
     ("standbys: a shard is asked for again while it is loaded", "offload/workers/standby_choice.cpp", [("if (std::any_of(standbys.begin(), standbys.end(), loads)) continue;", "if (std::none_of(standbys.begin(), standbys.end(), loads) && lost.empty()) continue;")]),
