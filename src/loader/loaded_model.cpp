@@ -192,7 +192,7 @@ int64_t n_experts_on_gpu(const GpuParts& parts) {
 std::string arithmetic_of_workers(const AskedWorkers& asked) {
   std::vector<std::string> all;
   for (const WorkerWelcome& worker : asked.welcomes)
-    if (!worker.is_standby)
+    if (!listed(worker.experts).empty())  // else it is a standby
       all.push_back(fmt::format("experts {} ({})", text_of_experts(listed(worker.experts)),
                                 arithmetic_of(worker, listed(worker.experts))));
   std::sort(all.begin(), all.end());

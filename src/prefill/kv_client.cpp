@@ -264,7 +264,7 @@ class KvClient::Link final : public MessageSink {
   std::thread thread_;  // the last member: it uses all others
 };
 
-KvClient::KvClient(Transport& transport, Options options, KvWelcome own)
+KvClient::KvClient(Transport& transport, Options options, const KvWelcome& own)
     : options_(std::move(options)), own_(kv_welcome_from(bytes_of(own))) {  // cut as theirs are
   for (const std::string& address : options_.addresses)
     links_.push_back(std::make_unique<Link>(*this, n_servers(), transport, address));

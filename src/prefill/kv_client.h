@@ -31,7 +31,7 @@ class KvClient final : public PrefixSource {
   };
   // `own`: what this server would tell as a prefill server; others are used if they have the same
   // model, and pages of the same bytes. The transport outlives the object.
-  KvClient(Transport& transport, Options options, KvWelcome own);
+  KvClient(Transport& transport, Options options, const KvWelcome& own);
   ~KvClient() override;
 
   bool pays(int64_t n_tokens) const override;
