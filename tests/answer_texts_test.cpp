@@ -149,10 +149,11 @@ TEST(AnswerTexts, GenerateAndModels) {
   all.finish = FinishReason::kLength;
   EXPECT_EQ(generate_json(info, all, {3, 4, 2}).dump(),
             begin + R"({"type":"length","length":4})" + end);
-  EXPECT_EQ(models_json("i", "r", 8, 9, "").dump(),
+  EXPECT_EQ(models_json("i", "r", 8, 9, "", "").dump(),
             R"({"object":"list","data":[{"id":"i","object":"model","created":9,)"
             R"("owned_by":"tandem","root":"r","parent":null,"max_model_len":8}]})");
-  EXPECT_EQ(models_json("i", "r", 8, 9, "x:32")["data"][0]["simulated_routing"], "x:32");
+  EXPECT_EQ(models_json("i", "r", 8, 9, "", "x:32")["data"][0]["simulated_routing"], "x:32");
+  EXPECT_EQ(models_json("i", "r", 8, 9, "decode", "")["data"][0]["role"], "decode");
 }
 
 TEST(AnswerTexts, ErrorsHaveTheTypeOfTheirStatus) {
