@@ -269,7 +269,7 @@ MUTANTS = [
     ("encryption: any identity is known", "src/transport/tls_stream.cpp", [("*session = is_known ? session_of(ssl, key_of(ssl)).release() : nullptr;", "*session = nullptr; (void)is_known;")]),
     ("overlap: errors of the lane's thread are lost", "src/core/background_thread.cpp", [("    error_ = error;\n", "")]),
     ("memory: small buffers are huge pages", "src/core/memory.cpp", [("return round_up(bytes, kPage);", "return round_up(bytes, kHugePage);")]),
-    ("messages: strangers are known by their whole header only", "src/transport/message.cpp", [("if (n_header_ >= sizeof header.magic && header.magic", "if (n_header_ >= sizeof header && header.magic")]),
+    ("messages: strangers are known by their whole header only", "src/transport/message.cpp", [("if (n_header_ >= sizeof header_.magic && header_.magic", "if (n_header_ >= sizeof header_ && header_.magic")]),
     ("messages: a connection waits until the kernel gives up", "src/transport/tcp.cpp", [("std::max(0, static_cast<int>(left.count()))", "left.count() > 0 ? -1 : 0")]),
     ("messages: what was sent of a part is sent again", "src/transport/tcp.cpp", [("      if (n > 0) unsent_[n_sent_] += n;\n", "")]),
     ("worker secret: a proof may be used again", "src/transport/secret.cpp", [("{&of_backbone, &of_worker}", "{&of_backbone, &of_backbone}")]),
