@@ -263,8 +263,12 @@ TEST(BenchRoofline, PartsFollowOneAnother) {
   };
   constexpr int64_t kMuch = 1'000'000;
   const Work works[] = {{{kMuch, 0}, spin}, {{kMuch, 0}, spin, std::vector<Cost>(100, {kMuch, 0})}};
-  const auto measured = measure(speed, speed.peak_loops()[0], works, kSeconds);
-  const double more = measured[1].roofline_ratio / measured[0].roofline_ratio;
+  std::vector<double> ratios;  // other programs may interrupt one of them
+  for (int i = 0; i < 5; ++i) {
+    const auto measured = measure(speed, speed.peak_loops()[0], works, kSeconds);
+    ratios.push_back(measured[1].roofline_ratio / measured[0].roofline_ratio);
+  }
+  const double more = median(ratios);
   EXPECT_GT(more, 10);
   EXPECT_LT(more, 1000);
 }

@@ -355,7 +355,8 @@ TEST(RanksWithReplicas, ComputeStepsOfRandomBatches) {
       }
       EXPECT_EQ(n_running, 0);
       EXPECT_GT(n_ended, n_steps / 10);
-      if (!TANDEM_SANITIZED) {
+      // Memory that is used for the first time counts too, so few steps say nothing.
+      if (!TANDEM_SANITIZED && n_steps >= 10'000) {
         EXPECT_LT(resident_bytes() - resident_early, 4'000'000);
       }
       const Scheduler::Counts counts = engine.counts().scheduler;
