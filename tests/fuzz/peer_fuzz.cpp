@@ -34,11 +34,12 @@ struct Wire {
 
 class MemoryWaiter final : public MessageWaiter {
  public:
-  void wait(std::span<MessageConnection* const>, MessageListener*,
+  bool wait(std::span<MessageConnection* const>, MessageListener*,
             std::chrono::nanoseconds at_most) override {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, at_most, [&] { return woken_; });
     woken_ = false;
+    return true;
   }
   void wake() override {
     const std::lock_guard lock(mutex_);
@@ -92,8 +93,12 @@ class MemoryConnection final : public MessageConnection {
       }
       any = true;
       MessageBytes left = piece;
-      while (reads_ && !left.empty()) {
-        const std::span<std::byte> to = reader_.wanted();
+      while (reads_ && (!left.empty() || reader_.has_header())) {
+        if (reader_.has_header()) {
+          reader_.begin(sink);
+          continue;
+        }
+        const std::span<std::byte> to = reader_.wanted()[0];
         check(!to.empty(), "room for a byte");
         const size_t n = std::min(to.size(), left.size());
         std::memcpy(to.data(), left.data(), n);
@@ -166,11 +171,12 @@ class Sent final : public MessageSink {
     MessageReader reader;
     try {
       while (!bytes.empty()) {
-        const std::span<std::byte> to = reader.wanted();
+        const std::span<std::byte> to = reader.wanted()[0];
         const size_t n = std::min(to.size(), bytes.size());
         std::memcpy(to.data(), bytes.data(), n);
         bytes = bytes.subspan(n);
         reader.received(n, *this);
+        if (reader.has_header()) reader.begin(*this);
       }
       is_whole = true;
     } catch (const ProtocolError&) {
