@@ -79,6 +79,11 @@ class MemoryConnection final : public MessageConnection {
   bool progress(MessageSink& sink) override {
     bool any = false;
     while (reads_) {
+      if (reader_.has_header()) {  // from before a pause
+        reader_.begin(sink);
+        any = true;
+        continue;
+      }
       std::vector<std::byte> piece;
       {
         const std::lock_guard lock(wire_->mutex);
