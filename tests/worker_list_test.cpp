@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <set>
@@ -156,8 +157,10 @@ class Seen {
   std::atomic<int> n_updates_{0};
 };
 
+// At once: a list never sees the file empty, however long this thread is held up.
 void write(const std::string& file, const std::string& text) {
-  std::ofstream(file, std::ios::trunc) << text;
+  std::ofstream(file + ".new", std::ios::trunc) << text;
+  std::filesystem::rename(file + ".new", file);
 }
 
 Addresses at_start(const WorkerList& list) {
