@@ -1,6 +1,8 @@
 // What tests of connections send, and what comes.
 #pragma once
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -12,6 +14,18 @@ inline std::vector<std::byte> pattern(size_t n, int seed) {
   std::vector<std::byte> bytes(n);
   for (size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::byte>((i * 31 + i / 251 + seed) % 256);
   return bytes;
+}
+
+// Writes bytes where the reader wants them; returns how many had room.
+inline size_t give(MessageReader& reader, MessageBytes bytes) {
+  size_t n = 0;
+  for (const std::span<std::byte> place : reader.wanted()) {
+    const size_t here = std::min(place.size(), bytes.size() - n);
+    std::memcpy(place.data(), bytes.data() + n, here);
+    n += here;
+    if (here < place.size()) break;
+  }
+  return n;
 }
 
 // Keeps what comes, and refuses bodies above a limit.

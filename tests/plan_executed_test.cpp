@@ -20,11 +20,6 @@ std::vector<std::string> all_machines() {
   return names;
 }
 
-std::string why_not(const Planned& planned, const Placement& p) {
-  if (worker_devices(p).empty()) return why_not_executed(planned.config, planned.machine, p);
-  return why_not_run(planned.config, p);
-}
-
 TEST(PlansOfKnownMachines, AreExecuted) {
   const std::map<std::string, std::string> refused = {
       {"desktop-192gb, 1 sequences", "r1 does not fit"},
@@ -40,7 +35,8 @@ TEST(PlansOfKnownMachines, AreExecuted) {
       SCOPED_TRACE(subject);
       std::optional<PlannedPlacement> plan;
       const std::string no_room = error_of([&] { plan = plan_placement(planned.request); });
-      const std::string why = plan ? why_not(planned, plan->placement) : no_room;
+      const std::string why =
+          plan ? why_not_executed(planned.config, planned.machine, plan->placement) : no_room;
       const auto at = refused.find(subject);
       if (at == refused.end())
         EXPECT_EQ(why, "");

@@ -380,18 +380,6 @@ std::vector<std::byte> sent_bytes(MessageHeader header, const std::vector<std::b
   return bytes;
 }
 
-// Writes bytes where the reader wants them; returns how many have a place.
-size_t give(MessageReader& reader, MessageBytes bytes) {
-  size_t n = 0;
-  for (const std::span<std::byte> place : reader.wanted()) {
-    const size_t here = std::min(place.size(), bytes.size() - n);
-    std::memcpy(place.data(), bytes.data() + n, here);
-    n += here;
-    if (here < place.size()) break;
-  }
-  return n;
-}
-
 // Gives the reader at most `most` bytes at a time; returns how many it took before it refused.
 size_t read_all(MessageReader& reader, MessageSink& sink, const std::vector<std::byte>& bytes,
                 size_t most) {

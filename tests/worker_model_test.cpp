@@ -4,6 +4,7 @@
 
 #include "bench/benchmark.h"
 #include "cli/conversation.h"
+#include "loader/arithmetic.h"
 #include "loader/expert_workers.h"
 #include "loader/weights/model_identity.h"
 #include "tests/check_close.h"

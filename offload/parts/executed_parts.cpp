@@ -84,10 +84,6 @@ ExecutedParts parts_of_host(const ModelConfig& config, const Placement& p, Place
   return parts;
 }
 
-}  // namespace
-
-namespace {
-
 // The same on hosts that are numbered from the first one with a part of the backbone on, as ranks
 // are, and of that host's kind.
 Placement from_host_0(Placement p) {
@@ -113,6 +109,7 @@ int n_on_first_host(const std::vector<DeviceId>& devices) {
 
 std::string why_not_executed(const ModelConfig& config, const Machine& machine,
                              const Placement& p) {
+  if (!worker_devices(p).empty()) return why_not_run(config, p);
   const DeviceId first = backbone_of(p, {});
   const int n = n_ranks_of(p);
   const int n_of_host = n_on_first_host(devices_of(p));

@@ -42,7 +42,8 @@ struct ExecutedParts {
   RanksOfExperts ranks_of_expert = {};  // empty: one rank has all, or has slices of all
   BackboneGrid grid = {};
   std::vector<StageLayers> stages = {};  // [stages]; empty: there is one
-  // Of steps of replicas whose rows travel between ranks; 0: as is measured to be faster.
+  // Micro-batches of a step in which replicas exchange rows; 0: the number that is measured to be
+  // faster.
   int micro_batches = 0;
 };
 
@@ -64,8 +65,8 @@ struct PlacedRank {
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 
-// Why the hosts of this machine do not run a sound placement without workers, each with its ranks,
-// in one line; empty: they run it.
+// Why the hosts of this machine, each with its ranks, do not run a sound placement, in one line;
+// empty: they run it. With workers it is why_not_run().
 std::string why_not_executed(const ModelConfig& config, const Machine& machine,
                              const Placement& placement);
 

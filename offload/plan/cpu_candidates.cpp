@@ -70,15 +70,18 @@ class HotCandidates {
     int64_t id;
     std::vector<LayerExperts> layers;
   };
-  const Home& home(int64_t n, const std::vector<DeviceId>& seats);
-  double speed(int64_t n, const std::vector<DeviceId>& seats);
-  int64_t fastest(const std::vector<DeviceId>& seats);
-  int64_t room(const std::vector<DeviceId>& seats);
-  void enter(int64_t n, const std::vector<DeviceId>& seats);
+  const Home& home(int64_t n);
+  double speed(int64_t n);
+  int64_t fastest();
+  int64_t room();
+  void enter(int64_t n);
 
   const PlanInput& in_;
   const WeightFormat format_;
   Placement p_;
+  // A rank whose GPU has experts has a part of the backbone, so the GPUs of the backbone share
+  // them.
+  const std::vector<DeviceId> seats_;
   const std::vector<LayerExperts> on_cpus_;
   CandidateSearch& contest_;
   HotExperts hot_;
@@ -327,54 +330,54 @@ HotCandidates::HotCandidates(const PlanInput& in, WeightFormat format, const Pla
     : in_(in),
       format_(format),
       p_(layout),
+      seats_(layout.stages[0].devices),
       on_cpus_(layout.layers),
       contest_(contest),
       hot_(in, format, std::max(1, in.workload.concurrency), std::move(rest)),
       n_moe_(moe_layers(in.config)) {}
 
-// A rank whose GPU has experts has a part of the backbone, so the GPUs of the backbone share them.
 void HotCandidates::visit() {
-  const std::vector<DeviceId> seats = p_.stages[0].devices;
   for_each_pace(in_, p_, [&] {
-    const int64_t best = in_.workload.concurrency > 0 ? fastest(seats) : hot_.size();
+    const int64_t best = in_.workload.concurrency > 0 ? fastest() : hot_.size();
     for_each_table(p_, [&] {
-      const int64_t most = std::min(room(seats), hot_.size());
+      const int64_t most = std::min(room(), hot_.size());
       if (most <= 0) return;
       const int64_t n = std::min(best, most / n_moe_ * n_moe_);
       for (const int64_t one : {n, most, most - n_moe_})
-        if (one > 0 && (one != most - n_moe_ || (seats.size() > 1 && in_.workload.concurrency > 0)))
-          enter(one, seats);
+        if (one > 0 &&
+            (one != most - n_moe_ || (seats_.size() > 1 && in_.workload.concurrency > 0)))
+          enter(one);
       // Smaller numbers leave memory for KV caches when the number of sequences is open.
       if (in_.workload.concurrency == 0)
-        for (int64_t some = n_moe_; some < most; some *= 2) enter(some, seats);
+        for (int64_t some = n_moe_; some < most; some *= 2) enter(some);
     });
   });
 }
 
-const HotCandidates::Home& HotCandidates::home(int64_t n, const std::vector<DeviceId>& seats) {
+const HotCandidates::Home& HotCandidates::home(int64_t n) {
   const auto [it, is_new] = homes_.try_emplace(n);
-  if (is_new) it->second = {++contest_.n_homes, hot_.first(n, seats)};
+  if (is_new) it->second = {++contest_.n_homes, hot_.first(n, seats_)};
   return it->second;
 }
 
-double HotCandidates::speed(int64_t n, const std::vector<DeviceId>& seats) {
-  const Home& h = home(n, seats);
+double HotCandidates::speed(int64_t n) {
+  const Home& h = home(n);
   p_.layers = h.layers;
   return contest_.score(p_, h.id);
 }
 
 // The fastest number of experts on the GPUs, ignoring memory: the time falls with each until it
 // rises.
-int64_t HotCandidates::fastest(const std::vector<DeviceId>& seats) {
+int64_t HotCandidates::fastest() {
   const int64_t a_layer = least_where<int64_t>(0, in_.config.router.n_experts, [&](int64_t n) {
-    return speed(n * n_moe_, seats) <= speed((n + 1) * n_moe_, seats);
+    return speed(n * n_moe_) <= speed((n + 1) * n_moe_);
   });
   // With all experts on GPUs, no exchange with the CPU is needed.
   const int64_t best = a_layer * n_moe_;
-  return speed(hot_.size(), seats) < speed(best, seats) ? hot_.size() : best;
+  return speed(hot_.size()) < speed(best) ? hot_.size() : best;
 }
 
-int64_t HotCandidates::room(const std::vector<DeviceId>& seats) {
+int64_t HotCandidates::room() {
   p_.kv_tokens = in_.workload.context * sequences_a_replica(p_, in_.workload.concurrency);
   p_.layers = on_cpus_;
   // GPUs keep experts as they are stored.
@@ -382,17 +385,17 @@ int64_t HotCandidates::room(const std::vector<DeviceId>& seats) {
       static_cast<double>(routed_expert_bytes(in_.config, stored_expert_format(in_.config)));
   double most = 1e15;
   for (const DeviceMemory& m : memory_by_device(in_.config, in_.machine, p_))
-    for (const DeviceId seat : seats)
+    for (const DeviceId seat : seats_)
       if (seat == m.device)
         most = std::min(most, std::floor(static_cast<double>(m.free_bytes()) / expert) *
-                                  static_cast<double>(seats.size()));
+                                  static_cast<double>(seats_.size()));
   const auto fits = static_cast<int64_t>(std::floor(most + 1e-9));
-  const bool moves = p_.room_to_move && seats.size() == 1 && fits < hot_.size();
+  const bool moves = p_.room_to_move && seats_.size() == 1 && fits < hot_.size();
   return moves ? fits - kHotExpertsAtOnce : fits;
 }
 
-void HotCandidates::enter(int64_t n, const std::vector<DeviceId>& seats) {
-  const Home& h = home(n, seats);
+void HotCandidates::enter(int64_t n) {
+  const Home& h = home(n);
   p_.layers = h.layers;
   p_.kv_tokens = 0;
   contest_.enter(p_, h.id);

@@ -54,6 +54,11 @@ double largest(double low, double high, const Holds& holds) {
 
 }  // namespace
 
+const char* name_of(ServerRole role) {
+  constexpr const char* kNames[] = {"both", "prefill", "decode"};
+  return kNames[static_cast<int>(role)];
+}
+
 int ServerSystem::paged_tokens() const {
   return (prompt_tokens - 1) / static_cast<int>(kPageSize) * static_cast<int>(kPageSize);
 }

@@ -14,6 +14,7 @@ namespace tandem {
 
 // Prompts can be computed by another server than the answers.
 enum class ServerRole { kBoth, kPrefill, kDecode };
+const char* name_of(ServerRole role);  // "both", "prefill" or "decode"
 
 // Seconds of a step of one replica: the next tokens of some sequences, and some tokens of prompts.
 // Steps between the priced ones are interpolated, but not across `jump`, the least number of tokens

@@ -118,18 +118,15 @@ int plan_command(const Options& o) {
   require(p.servers || (p.requests_per_second == 0 && p.gap_seconds == 0),
           "--request-rate {:g}, --slo-gap {:g}: these are for --servers: add it, or leave them out",
           p.requests_per_second, p.gap_seconds);
-  const PlanRequest request = {model,
-                               config,
-                               machine,
-                               workload,
-                               routing,
-                               p.n_standbys,
-                               p.out.empty() ? p.placement : p.out,
-                               [&](const Placement& placement) {
-                                 return worker_devices(placement).empty()
-                                            ? why_not_executed(config, machine, placement)
-                                            : why_not_run(config, placement);
-                               }};
+  const PlanRequest request = {
+      model,
+      config,
+      machine,
+      workload,
+      routing,
+      p.n_standbys,
+      p.out.empty() ? p.placement : p.out,
+      [&](const Placement& placement) { return why_not_executed(config, machine, placement); }};
   const Plan plan = p.placement.empty() ? tandem::plan(request)
                                         : assess(request, placement_from_file(p.placement));
   const std::vector<Change> changes = possible_changes(request, plan);

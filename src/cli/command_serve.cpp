@@ -123,11 +123,6 @@ KvWelcome kv_welcome(LoadedModel& loaded) {
           .arithmetic = loaded.arithmetic()};
 }
 
-// As routers know it; empty: a whole server.
-std::string name_of(ServerRole role) {
-  return role == ServerRole::kPrefill ? "prefill" : role == ServerRole::kDecode ? "decode" : "";
-}
-
 // Connections to other servers, for the roles; outlives what computes.
 struct Roles {
   std::unique_ptr<Transport> transport;
@@ -233,7 +228,7 @@ int serve_command(const Options& options) {
       tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
        .root = options.model.directory,
-       .role = name_of(s.role),
+       .role = s.role == ServerRole::kBoth ? "" : name_of(s.role),
        .simulated_routing = simulates ? name_of(options.model.simulated_routing) : "",
        .api_key = s.api_key,
        .cors_origins = s.cors_origins,
@@ -299,9 +294,9 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
              "live: a GPU gets the experts that are used most now from the CPU beside it, in "
              "exchange for others, while answers go on");
   add_choice(serve, "--role", s.role,
-             {{"both", ServerRole::kBoth},
-              {"prefill", ServerRole::kPrefill},
-              {"decode", ServerRole::kDecode}},
+             {{name_of(ServerRole::kBoth), ServerRole::kBoth},
+              {name_of(ServerRole::kPrefill), ServerRole::kPrefill},
+              {name_of(ServerRole::kDecode), ServerRole::kDecode}},
              "prefill: compute prompts for decode servers too, which connect to --kv-listen; "
              "decode: fetch the keys of long prompts from the servers of --prefill");
   add_value(serve, "--kv-listen", s.kv_listen,

@@ -13,11 +13,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kSeed = 1;
 
-const char* name_of(ServerRole role) {
-  constexpr const char* kNames[] = {"both", "prefill", "decode"};
-  return kNames[static_cast<int>(role)];
-}
-
 Json speed_report(const ServerSpeed& s) {
   return {{"requests_per_second", s.requests_per_second},
           {"tokens_per_second", s.tokens_per_second},

@@ -24,8 +24,8 @@ struct PlaceOnHost {
 // host_of_rank: [ranks]; cores_of_rank: [ranks], equal numbers for equal sets of cores.
 PlaceOnHost place_on_host(const std::vector<int>& host_of_rank,
                           const std::vector<int>& cores_of_rank, int rank);
-// Of this rank; all ranks call it. Launchers do not all say it: srun tells no rank how many its
-// host has.
+// The place of this rank; all ranks call it. The launcher is not asked, because srun tells no rank
+// how many ranks its host has.
 PlaceOnHost place_on_host(Group& group);
 
 struct ClockDifference {

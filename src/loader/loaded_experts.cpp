@@ -6,6 +6,7 @@
 #include "core/machine_info.h"
 #include "core/memory.h"
 #include "io/json.h"
+#include "loader/arithmetic.h"
 #include "loader/served_division.h"
 #include "loader/weights/model_identity.h"
 #include "loader/weights/mtp_layers.h"
@@ -164,34 +165,6 @@ void LoadedExperts::add_mtp(const LoadedExpertsOptions& options, ServedDivision&
     options.warn(fmt::format(
         "the experts of the layer for multi-token prediction are not loaded: {}", why.what()));
   }
-}
-
-namespace {
-
-// As "int8", or "int8 from layer 3 on, int4 from layer 10 on".
-std::string formats_text(const ExpertsLayout& layout, const ModelConfig& config) {
-  const auto name = [&](int layer) {
-    return layout.format(layer) ? format_name(*layout.format(layer)) : "as stored";
-  };
-  if (layout.of_layers().empty()) return name(0);
-  std::string text, last;
-  for (int layer = 0; layer < config.n_layers; ++layer) {
-    if (!config.is_moe(layer) || name(layer) == last) continue;
-    last = name(layer);
-    text += fmt::format("{}{} from layer {} on", text.empty() ? "" : ", ", last, layer);
-  }
-  return text;
-}
-
-}  // namespace
-
-std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
-                            const ModelWeights& weights, const ModelConfig& config) {
-  std::string text =
-      fmt::format("kernels {}, experts {}, columns", kernels.name, formats_text(layout, config));
-  if (weights.slices.empty()) text += fmt::format(" {}", config.expert_dim);
-  for (const Slice& slice : weights.slices) text += fmt::format(" {}", slice.n);
-  return text;
 }
 
 bool takes_bf16(const cpu::KernelTable& kernels, const ModelWeights& stored,

@@ -80,10 +80,6 @@ class LoadedExperts {
   std::unique_ptr<StandbyExperts> standby_;  // the last member: its thread uses others
 };
 
-// The text of WorkerWelcome::arithmetic: what decides the bits of a sum of these experts.
-std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
-                            const ModelWeights& weights, const ModelConfig& config);
-
 // Whether experts of all layers round rows to BF16, stored like this and kept in this layout.
 bool takes_bf16(const cpu::KernelTable& kernels, const ModelWeights& stored,
                 const ExpertsLayout& layout, const ModelConfig& config);

@@ -1,7 +1,5 @@
 #include "loader/loaded_model.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -15,13 +13,12 @@
 #include "core/program_files.h"
 #include "io/json.h"
 #include "io/weight_store.h"
+#include "loader/arithmetic.h"
 #include "loader/dense_choice.h"
-#include "loader/loaded_experts.h"
 #include "loader/weights/model_identity.h"
 #include "loader/weights/mtp_layers.h"
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/workload.h"
-#include "offload/workers/worker_fit.h"
 
 namespace tandem {
 namespace {
@@ -186,18 +183,6 @@ int64_t n_experts_on_gpu(const GpuParts& parts) {
   for (const std::vector<bool>& layer : parts.experts)
     n += std::count(layer.begin(), layer.end(), true);
   return n;
-}
-
-// The sums of workers depend on their kernels and on how the experts are divided.
-std::string arithmetic_of_workers(const AskedWorkers& asked) {
-  std::vector<std::string> all;
-  for (const WorkerWelcome& worker : asked.welcomes)
-    if (!listed(worker.experts).empty())  // else it is a standby
-      all.push_back(fmt::format("experts {} ({})", text_of_experts(listed(worker.experts)),
-                                arithmetic_of(worker, listed(worker.experts))));
-  std::sort(all.begin(), all.end());
-  all.erase(std::unique(all.begin(), all.end()), all.end());
-  return fmt::format("{}", fmt::join(all, ", "));
 }
 
 // The first rank of one backbone decides every step and has the links to workers.

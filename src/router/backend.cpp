@@ -66,9 +66,10 @@ bool Backend::has_model(const std::string& model) const {
          std::any_of(models.begin(), models.end(), [&](const Model& m) { return m.id == model; });
 }
 
-bool Backend::is_prefill_server() const {
-  return std::any_of(models.begin(), models.end(),
-                     [](const Model& m) { return m.role == "prefill"; });
+std::string Backend::role() const {
+  const auto with_role =
+      std::find_if(models.begin(), models.end(), [](const Model& m) { return !m.role.empty(); });
+  return with_role == models.end() ? "" : with_role->role;
 }
 
 }  // namespace tandem

@@ -87,8 +87,9 @@ struct Backend {
     std::string role = {};        // prefill or decode; empty: a whole server
   };
   bool has_model(const std::string& model) const;  // empty: any
+  std::string role() const;                        // as Model::role, of any model that has one
   // It computes prompts for decode servers, and gets requests only where nothing else answers.
-  bool is_prefill_server() const;
+  bool is_prefill_server() const { return role() == "prefill"; }
   bool can_be_chosen() const { return health.is_up() && !draining && !removed; }
 
   const int id;

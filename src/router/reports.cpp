@@ -29,11 +29,8 @@ void each(std::string& text, const BackendPool& pool, const char* name, const ch
 
 Json backend_json(const BackendPool& pool, const Backend& b, RouterClock::time_point now) {
   Json models = Json::array();
-  std::string role;
-  for (const Backend::Model& model : b.models) {
-    models.push_back(model.id);
-    role = model.role;
-  }
+  for (const Backend::Model& model : b.models) models.push_back(model.id);
+  const std::string role = b.role();
   const std::optional<double> token = b.speed.token_seconds();
   return {{"url", b.address.url()},
           {"state", state_of(b)},

@@ -13,6 +13,7 @@
 #include "offload/workers/expert_server.h"
 #include "prefill/kv_server.h"
 #include "tests/fuzz/simulated_engine.h"
+#include "tests/kept_messages.h"
 
 namespace {
 
@@ -103,10 +104,8 @@ class MemoryConnection final : public MessageConnection {
           reader_.begin(sink);
           continue;
         }
-        const std::span<std::byte> to = reader_.wanted()[0];
-        check(!to.empty(), "room for a byte");
-        const size_t n = std::min(to.size(), left.size());
-        std::memcpy(to.data(), left.data(), n);
+        const size_t n = give(reader_, left);
+        check(n > 0, "room for a byte");
         left = left.subspan(n);
         reader_.received(n, sink);
       }
@@ -176,9 +175,7 @@ class Sent final : public MessageSink {
     MessageReader reader;
     try {
       while (!bytes.empty()) {
-        const std::span<std::byte> to = reader.wanted()[0];
-        const size_t n = std::min(to.size(), bytes.size());
-        std::memcpy(to.data(), bytes.data(), n);
+        const size_t n = give(reader, bytes);
         bytes = bytes.subspan(n);
         reader.received(n, *this);
         if (reader.has_header()) reader.begin(*this);
@@ -193,7 +190,7 @@ class Sent final : public MessageSink {
     return body_;
   }
   void arrived(const MessageHeader& header) override { all.push_back({header, body_}); }
-  // Of the requests.
+  // The numbers of the requests.
   std::vector<uint64_t> numbers() const {
     std::vector<uint64_t> numbers;
     for (const Message& message : all)

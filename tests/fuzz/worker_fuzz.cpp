@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/memory.h"
+#include "tests/kept_messages.h"
 #include "transport/expert_messages.h"
 
 namespace {
@@ -104,14 +105,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   MessageReader reader;
   try {
     for (size_t at = 0; at < bytes.size();) {
-      const auto places = reader.wanted();
-      check(!places[0].empty(), "room for a byte");
-      size_t n = 0;
-      for (const std::span<std::byte> to : places) {
-        const size_t here = std::min({most - n, to.size(), bytes.size() - at - n});
-        std::memcpy(to.data(), bytes.data() + at + n, here);
-        n += here;
-      }
+      const size_t n = give(reader, bytes.subspan(at, std::min(most, bytes.size() - at)));
+      check(n > 0, "room for a byte");
       at += n;
       reader.received(n, sink);
       if (reader.has_header()) reader.begin(sink);

@@ -255,7 +255,7 @@ MUTANTS = [
     ("messages: all that was read is taken, whether it is to be or not", "src/transport/tcp.cpp", [("while (reads_ && (!is_drained ||", "while ((!is_drained ||")]),
     ("ucx: parts that are joined are those of the message before", "src/transport/ucx_connection.cpp", [("  message.joined.clear();\n", "")]),
     ("router: prefill servers get requests like others", "src/router/backend_pool.cpp", [(" || (has_other && backend->is_prefill_server())", "")]),
-    ("router: decode servers count as prefill servers", "src/router/backend.cpp", [('return m.role == "prefill";', "return !m.role.empty();")]),
+    ("router: decode servers count as prefill servers", "src/router/backend.h", [('return role() == "prefill";', "return !role().empty();")]),
     ("router: prefill servers never get requests", "src/router/backend_pool.cpp", [("(has_other && backend->is_prefill_server())", "backend->is_prefill_server()")]),
     ("router: roles are not read", "src/router/checks.cpp", [("model.role = *role;", "(void)role;")]),
     ("messages: marked headers are taken", "src/transport/message.cpp", [(" &&\n                       header.zeros == MessageHeader().zeros", "")]),

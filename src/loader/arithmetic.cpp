@@ -1,0 +1,50 @@
+#include "loader/arithmetic.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "offload/workers/shards.h"
+#include "offload/workers/worker_fit.h"
+
+namespace tandem {
+namespace {
+
+// As "int8", or "int8 from layer 3 on, int4 from layer 10 on".
+std::string formats_text(const ExpertsLayout& layout, const ModelConfig& config) {
+  const auto name = [&](int layer) {
+    return layout.format(layer) ? format_name(*layout.format(layer)) : "as stored";
+  };
+  if (layout.of_layers().empty()) return name(0);
+  std::string text, last;
+  for (int layer = 0; layer < config.n_layers; ++layer) {
+    if (!config.is_moe(layer) || name(layer) == last) continue;
+    last = name(layer);
+    text += fmt::format("{}{} from layer {} on", text.empty() ? "" : ", ", last, layer);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
+                            const ModelWeights& weights, const ModelConfig& config) {
+  std::string text =
+      fmt::format("kernels {}, experts {}, columns", kernels.name, formats_text(layout, config));
+  if (weights.slices.empty()) text += fmt::format(" {}", config.expert_dim);
+  for (const Slice& slice : weights.slices) text += fmt::format(" {}", slice.n);
+  return text;
+}
+
+std::string arithmetic_of_workers(const AskedWorkers& asked) {
+  std::vector<std::string> all;
+  for (const WorkerWelcome& worker : asked.welcomes)
+    if (!listed(worker.experts).empty())  // else it is a standby
+      all.push_back(fmt::format("experts {} ({})", text_of_experts(listed(worker.experts)),
+                                arithmetic_of(worker, listed(worker.experts))));
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
+}  // namespace tandem
