@@ -39,6 +39,11 @@ class Relay {
       std::thread back([this] { pass(server_, client_, false); });
       pass(client_, server_, true);
       back.join();
+      // As the end of a process: shut down alone, a socket whose memory is full takes no more bytes
+      // and refuses none, until TCP_USER_TIMEOUT.
+      boost::system::error_code ignored;
+      client_.close(ignored);
+      server_.close(ignored);
     });
   }
   ~Relay() { thread_.join(); }
