@@ -5,7 +5,8 @@ decode server on the CPU.
 """
 import unittest
 
-from prefill_test import decode_server, fetched, free_address, prefill_server, says, wait_for
+from free_address import free_address
+from prefill_test import decode_server, fetched, prefill_server, says, wait_for
 
 SIZES = ("--ctx", "512", "--max-batch", "1", "--chunk", "64", "--draft", "off")  # a GPU emulated by one thread is slow
 BF16, FP8 = ("--device", "cuda", *SIZES), ("--device", "cuda", "--kv", "fp8", *SIZES)

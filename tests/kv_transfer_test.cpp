@@ -9,6 +9,7 @@
 #include "prefill/kv_client.h"
 #include "prefill/kv_server.h"
 #include "tests/error_of.h"
+#include "tests/free_address.h"
 #include "tests/running_engine.h"
 #include "transport/tcp.h"
 
@@ -72,7 +73,7 @@ void await(const std::function<bool()>& is_so, const char* what) {
 struct Prefill {
   explicit Prefill(Transport& transport, KvServer::Options options = {},
                    const KvWelcome& tells = welcome())
-      : server(transport, std::move(options)) {
+      : server(transport, at_a_free_address(std::move(options))) {
     server.begin(*engine, tells);
   }
   ~Prefill() { server.end(); }

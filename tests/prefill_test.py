@@ -10,12 +10,12 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 import unittest
 
+from free_address import free_address
 from running_server import ROOT, TANDEM, TINY, Server
 from workers_test import Worker
 
@@ -26,12 +26,6 @@ OTHER_MODEL = str(ROOT / "tests" / "golden" / "v3_fp8")
 def prompt(number):
     sums = " ".join(f"What is {number * 50 + i} + {1000 - i}?" for i in range(40))
     return f"Tell me. {sums} What is 478 + 356?"
-
-
-def free_address():
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{chosen.getsockname()[1]}"
 
 
 def prefill_server(address, *arguments):

@@ -5,24 +5,18 @@
 Every whole answer arrives; every stream begins, and ends regularly or with an error event.
 """
 import collections
-import socket
 import subprocess
 import sys
 import threading
 import time
 import unittest
 
+from free_address import free_port
 from running_router import Router, until
 from running_server import TANDEM
 
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 15
 N_CLIENTS = 8
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def serve(port):

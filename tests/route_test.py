@@ -21,6 +21,7 @@ import threading
 import time
 import unittest
 
+from free_address import free_address, free_port
 from running_router import END, MODELS, STREAM, Backend, Router, WithRouter, chunk, event, until, whole
 from running_server import ANSWER, ROOT, TANDEM, TINY, Server, chat
 
@@ -591,9 +592,7 @@ class RealServers(unittest.TestCase):
                 server.process.stderr.close()
 
     def test_a_prefill_server_is_asked_where_nothing_else_answers(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            keys = f"127.0.0.1:{free.getsockname()[1]}"
+        keys = free_address()
         prefill = Server("--role", "prefill", "--kv-listen", keys, "--threads", "1")
         decode = Server("--role", "decode", "--prefill", keys, "--prefill-from", "64", "--threads", "1").wait_ready()
         router = Router(backends=[self.url(prefill.wait_ready()), self.url(decode)])
@@ -618,9 +617,7 @@ class RealServers(unittest.TestCase):
                 server.process.stderr.close()
 
     def test_registration_in_either_order(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         options = ("--proxy-url", f"http://127.0.0.1:{port}", "--threads", "1")
         early = Server(*options, "--api-key", "key").wait_ready()
         until(lambda: any("not registered at" in line for line in early.lines), "a report")

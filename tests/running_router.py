@@ -9,6 +9,7 @@ import threading
 import time
 import unittest
 
+from free_address import free_port
 from running_server import TANDEM, Server
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}]}
@@ -48,12 +49,12 @@ class Backend:
     """Answers checks, and calls `answer(socket, head, body)` for every other request. When that returns False the connection ends. `tls`:
     a context of a server with a certificate for localhost and 127.0.0.1."""
 
-    def __init__(self, answer=lambda client, head, body: client.sendall(whole({"ok": True})), models=MODELS, port=0, tls=None, host="127.0.0.1"):
+    def __init__(self, answer=lambda client, head, body: client.sendall(whole({"ok": True})), models=MODELS, port=None, tls=None, host="127.0.0.1"):
         self.answer, self.models, self.healthy, self.tls = answer, models, True, tls
         self.requests, self.clients, self.n_connections = [], set(), 0
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listener.bind((host, port))
+        self.listener.bind((host, port or free_port()))
         self.listener.listen(256)
         self.port = self.listener.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://{host}:{self.port}"

@@ -15,6 +15,7 @@ import threading
 import time
 import unittest
 
+from free_address import free_port
 from running_server import ANSWER, ROOT, TANDEM, TINY, Server, chat
 
 CERTIFICATES = ROOT / "tests" / "tls"
@@ -249,9 +250,7 @@ class LifeCycle(unittest.TestCase):
         self.fail((first, second))
 
     def test_a_log_that_cannot_be_written_ends_nothing(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         with open("/dev/full", "w", encoding="utf-8") as full:
             server = Server.__new__(Server)
             server.trusted, server.port = None, port

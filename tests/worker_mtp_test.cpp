@@ -175,7 +175,8 @@ TEST(WorkerDrafts, ANewcomerNeedsTheLayerWhereItIsUsed) {
 
 // A worker that says it had the experts of the MTP layer, and ends the connection when it is asked
 // for them: steps succeed, and drafts fail.
-std::unique_ptr<WorkerThread> false_worker(const std::string& address = "127.0.0.1:0") {
+std::unique_ptr<WorkerThread> false_worker(
+    const std::string& address = ExpertServer::Options().address) {
   return std::make_unique<WorkerThread>(served(kTinyR1, "auto"),
                                         ExpertServer::Options{.address = address},
                                         [](WorkerWelcome& welcome) { ++welcome.n_layers; });

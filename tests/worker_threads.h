@@ -12,6 +12,7 @@
 
 #include "loader/loaded_experts.h"
 #include "offload/workers/worker_link.h"
+#include "tests/free_address.h"
 #include "tests/ucx_of_tests.h"
 #include "transport/handshake.h"
 #include "transport/tcp.h"
@@ -40,7 +41,8 @@ class WorkerThread {
   explicit WorkerThread(
       LoadedExpertsOptions options, ExpertServer::Options server = {},
       std::function<void(WorkerWelcome&)> change = [](WorkerWelcome&) {})
-      : server_(*transport_, std::move(server)), thread_([this, options, change] {
+      : server_(*transport_, at_a_free_address(std::move(server))),
+        thread_([this, options, change] {
           LoadedExperts loaded(options);
           ServedExperts served = loaded.served();
           change(served.welcome);

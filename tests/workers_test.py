@@ -21,6 +21,7 @@ import time
 import unittest
 import unittest.mock
 
+from free_address import free_address
 from running_server import ANSWER, QUESTION, ROOT, TANDEM, TINY, Server, chat
 
 ROUNDS = 20 if os.environ.get("TANDEM_LONG_TEST") else 1
@@ -33,7 +34,7 @@ class Worker:
     def __init__(self, experts="auto", model=TINY, arguments=(), errors=subprocess.DEVNULL, **env):
         chosen = ["--experts", experts] if experts else []  # else the arguments name a placement
         self.command = [TANDEM, "worker", model, *chosen, "--threads", "1", *arguments]
-        self.address, self.errors = "127.0.0.1:0", errors
+        self.address, self.errors = free_address(), errors
         self.start(**env)
 
     def start(self, **env):
