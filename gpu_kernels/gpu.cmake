@@ -4,7 +4,7 @@
 set(TANDEM_CUDA auto CACHE STRING "GPU architectures, e.g. 80;90; all that are supported; auto: by this machine; off")
 include(gpu_kernels/architectures.cmake)
 
-file(GLOB gpu_kernels CONFIGURE_DEPENDS gpu_kernels/*.cu gpu_kernels/attention/*.cu gpu_kernels/products/*.cu)
+file(GLOB gpu_kernels CONFIGURE_DEPENDS gpu_kernels/*.cu gpu_kernels/exchange/*.cu gpu_kernels/attention/*.cu gpu_kernels/products/*.cu)
 file(GLOB gpu_decisions CONFIGURE_DEPENDS gpu_kernels/*.cpp)
 file(GLOB emulator CONFIGURE_DEPENDS gpu_kernels/emulated/*.cpp)
 

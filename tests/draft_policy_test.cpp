@@ -1,5 +1,5 @@
 // How many tokens are drafted, on simulated machines whose step times are known.
-#include "scheduling/draft_policy.h"
+#include "scheduling/drafts/draft_policy.h"
 
 #include <gtest/gtest.h>
 

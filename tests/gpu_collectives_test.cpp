@@ -4,7 +4,7 @@
 #include <array>
 #include <random>
 
-#include "gpu_kernels/collectives.h"
+#include "gpu_kernels/exchange/collectives.h"
 #include "tests/gpu_memory.h"
 #include "tests/gpu_ranks.h"
 

@@ -14,10 +14,10 @@
 
 #include "comm/local_ranks.h"
 #include "core/clock.h"
-#include "gpu_kernels/collectives.h"
 #include "gpu_kernels/emulated/emulator.h"
-#include "gpu_kernels/exchange.h"
-#include "gpu_kernels/parcels.h"
+#include "gpu_kernels/exchange/collectives.h"
+#include "gpu_kernels/exchange/exchange.h"
+#include "gpu_kernels/exchange/parcels.h"
 #include "model/micro_batches.h"
 #include "offload/gpu/exchange/cuda_exchanged_experts.h"
 #include "tests/check_close.h"

@@ -7,7 +7,7 @@
 
 #include "cli/conversation.h"
 #include "engine/engine.h"
-#include "gpu_kernels/signals.h"
+#include "gpu_kernels/exchange/signals.h"
 #include "tests/hybrid_placements.h"
 #include "tests/lost_gpu.h"
 #include "tests/whole_models.h"

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <random>
 
-#include "gpu_kernels/exchange.h"
-#include "gpu_kernels/parcels.h"
+#include "gpu_kernels/exchange/exchange.h"
+#include "gpu_kernels/exchange/parcels.h"
 #include "tests/gpu_weights.h"
 
 namespace tandem::gpu::test {

@@ -6,7 +6,7 @@
 
 #include "gpu_kernels/attention/attention.h"
 #include "gpu_kernels/attention/plain_attention.h"
-#include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/exchange/hand_off.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/products/plain_products.h"
 #include "gpu_kernels/router.h"

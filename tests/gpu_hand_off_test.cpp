@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "cpu_kernels/kernels.h"
-#include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/exchange/hand_off.h"
 #include "gpu_kernels/stamp.h"
 #include "tests/gpu_buffers.h"
 

@@ -13,7 +13,7 @@
 
 #include "core/background_thread.h"
 #include "device.h"
-#include "gpu_kernels/signals.h"
+#include "gpu_kernels/exchange/signals.h"
 #include "gpu_kernels/stream_flags.h"
 #include "tests/gpu_memory.h"
 

@@ -16,7 +16,7 @@
 #include <iostream>
 #include <thread>
 
-#include "comm/mpi_world.h"
+#include "comm/mpi/mpi_world.h"
 #include "core/memory.h"
 #include "tests/comm_cases.h"
 #include "tests/exchange_cases.h"

@@ -8,8 +8,8 @@
 #include <numeric>
 
 #include "engine/completion.h"
+#include "engine/drafts/mtp_drafts.h"
 #include "engine/engine.h"
-#include "engine/mtp_drafts.h"
 #include "io/weight_store.h"
 #include "loader/loaded_model.h"
 #include "loader/weights/mtp_layers.h"

@@ -1,5 +1,5 @@
 // What prompt lookup drafts, against a search of all earlier places.
-#include "scheduling/prompt_lookup.h"
+#include "scheduling/drafts/prompt_lookup.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 
 #include "cli/conversation.h"
 #include "engine/completion.h"
-#include "engine/mtp_drafts.h"
+#include "engine/drafts/mtp_drafts.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/mtp_logits.h"

@@ -1,6 +1,6 @@
 // Implements collectives.h with NCCL 2.9 or newer. Its interface has not changed since, so the
 // declarations below stand for nccl.h, and a program that was built without NCCL uses any.
-#include "gpu_kernels/collectives.h"
+#include "gpu_kernels/exchange/collectives.h"
 
 #include <cstring>
 

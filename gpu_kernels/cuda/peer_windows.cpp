@@ -1,6 +1,6 @@
 // Implements peer_windows.h with CUDA's handles between processes. The processes see one GPU each;
 // since CUDA 10.1 they reach memory of those that they do not see.
-#include "gpu_kernels/peer_windows.h"
+#include "gpu_kernels/exchange/peer_windows.h"
 
 #include <cstring>
 

@@ -1,7 +1,7 @@
 // Implements collectives.h between emulated GPUs, of threads or processes, in POSIX shared memory.
 // Calls are work of the stream, as NCCL's are: a missing wait is a real race, and a rank that does
 // not come keeps the others' streams waiting.
-#include "gpu_kernels/collectives.h"
+#include "gpu_kernels/exchange/collectives.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 // Implements peer_windows.h between emulated GPUs, of threads or processes of one host.
-#include "gpu_kernels/peer_windows.h"
+#include "gpu_kernels/exchange/peer_windows.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

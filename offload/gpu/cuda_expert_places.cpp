@@ -1,6 +1,6 @@
 #include "offload/gpu/cuda_expert_places.h"
 
-#include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/exchange/hand_off.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/rounding.h"
-#include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/exchange/hand_off.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {

@@ -8,8 +8,8 @@
 
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
-#include "gpu_kernels/hand_off.h"
-#include "gpu_kernels/signals.h"
+#include "gpu_kernels/exchange/hand_off.h"
+#include "gpu_kernels/exchange/signals.h"
 #include "model/config.h"
 #include "offload/gpu/cuda_expert_places.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/tensor.h"
-#include "gpu_kernels/nearest_replica.h"
+#include "gpu_kernels/exchange/nearest_replica.h"
 #include "offload/balance/rebalance.h"
 
 namespace tandem {

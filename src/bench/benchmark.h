@@ -13,7 +13,7 @@
 
 #include "bench/gpu_bench_model.h"
 #include "bench/roofline.h"
-#include "comm/mpi_collectives.h"
+#include "comm/mpi/mpi_collectives.h"
 #include "core/machine.h"
 #include "loader/model_options.h"
 #include "offload/simulation/simulated_routing.h"

@@ -7,7 +7,7 @@
 
 #include "comm/agreement.h"
 #include "comm/hosts.h"
-#include "comm/mpi_world.h"
+#include "comm/mpi/mpi_world.h"
 #include "core/progress_watch.h"
 #include "core/topology.h"
 #include "loader/loaded_model.h"

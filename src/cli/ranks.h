@@ -12,7 +12,7 @@
 #include "comm/heartbeat.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
-#include "comm/mpi_collectives.h"
+#include "comm/mpi/mpi_collectives.h"
 #include "loader/model_options.h"
 
 namespace tandem {

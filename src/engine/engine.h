@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "engine/drafter.h"
+#include "engine/drafts/drafter.h"
 #include "engine/rebalancer.h"
 #include "engine/step_arrays.h"
 #include "engine/step_runner.h"

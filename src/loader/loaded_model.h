@@ -16,7 +16,7 @@
 #include "offload/ranks/rank_experts.h"
 #include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
-#include "scheduling/drafting.h"
+#include "scheduling/drafts/drafting.h"
 #include "scheduling/sampler.h"
 #include "text/tokenizer.h"
 

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "core/background_thread.h"
-#include "gpu_kernels/collectives.h"
+#include "gpu_kernels/exchange/collectives.h"
 #include "ops/device.h"
 
 namespace tandem {

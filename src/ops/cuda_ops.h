@@ -2,7 +2,7 @@
 // Activations are float; the cache is BF16 or FP8. The code is the same for a real and an emulated
 // GPU: linking decides which one is used.
 #pragma once
-#include "gpu_kernels/collectives.h"
+#include "gpu_kernels/exchange/collectives.h"
 #include "gpu_kernels/router.h"
 #include "ops/cuda_attention.h"
 #include "ops/cuda_batch.h"

@@ -7,8 +7,8 @@
 #include "bench/gpu/gpu_benches.h"
 #include "bench/machine/machine_speed.h"
 #include "core/run_error.h"
+#include "gpu_kernels/exchange/signals.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/signals.h"
 #include "gpu_kernels/stream_flags.h"
 
 namespace tandem {

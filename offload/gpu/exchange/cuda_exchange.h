@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/group.h"
-#include "gpu_kernels/collectives.h"
+#include "gpu_kernels/exchange/collectives.h"
 #include "model/backbone_share.h"
 #include "model/config.h"
 #include "offload/gpu/exchange/cuda_owners.h"

@@ -2,7 +2,7 @@
 // as the one with the most, so that the pieces are equal.
 #include <array>
 
-#include "gpu_kernels/exchange.h"
+#include "gpu_kernels/exchange/exchange.h"
 #include "offload/gpu/exchange/cuda_exchange.h"
 #include "ops/cuda_weights.h"
 

@@ -1,6 +1,6 @@
 #include "offload/gpu/exchange/cuda_owners.h"
 
-#include "gpu_kernels/exchange.h"
+#include "gpu_kernels/exchange/exchange.h"
 
 namespace tandem {
 

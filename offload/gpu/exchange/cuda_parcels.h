@@ -1,9 +1,9 @@
 // What exchanges have in common in which a row goes only to the ranks that have one of its experts
-// (gpu_kernels/parcels.h).
+// (gpu_kernels/exchange/parcels.h).
 #pragma once
 #include <array>
 
-#include "gpu_kernels/parcels.h"
+#include "gpu_kernels/exchange/parcels.h"
 #include "offload/gpu/exchange/cuda_exchange.h"
 
 namespace tandem {

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "engine/step_runner.h"
-#include "scheduling/draft_policy.h"
-#include "scheduling/draft_source.h"
+#include "scheduling/drafts/draft_policy.h"
+#include "scheduling/drafts/draft_source.h"
 
 namespace tandem {
 

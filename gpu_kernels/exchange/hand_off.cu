@@ -1,9 +1,9 @@
 // One block per token. Each thread writes 8 numbers at a time, so that a warp's stores cross the
 // link as full packets.
 #include "device.h"
-#include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/exchange/hand_off.h"
+#include "gpu_kernels/exchange/signal_steps.h"
 #include "gpu_kernels/reduce.h"
-#include "gpu_kernels/signal_steps.h"
 #include "packed.h"
 
 namespace tandem::gpu {

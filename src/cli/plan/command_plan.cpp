@@ -6,7 +6,7 @@
 #include "bench/bench_model.h"
 #include "bench/machine/this_machine.h"
 #include "cli/options.h"
-#include "cli/plan_report.h"
+#include "cli/plan/plan_report.h"
 #include "core/clock.h"
 #include "core/program_files.h"
 #include "io/atomic_file.h"

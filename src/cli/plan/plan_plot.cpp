@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "bench/line_chart.h"
-#include "cli/plan_report.h"
+#include "cli/plan/plan_report.h"
 #include "core/memory.h"
 
 namespace tandem {

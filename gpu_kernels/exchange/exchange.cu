@@ -1,6 +1,6 @@
 // One block per packed row; one thread per expert of a token.
 #include "device.h"
-#include "gpu_kernels/exchange.h"
+#include "gpu_kernels/exchange/exchange.h"
 
 namespace tandem::gpu {
 namespace {

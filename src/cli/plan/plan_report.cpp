@@ -1,4 +1,4 @@
-#include "cli/plan_report.h"
+#include "cli/plan/plan_report.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "engine/mtp_drafts.h"
+#include "engine/drafts/mtp_drafts.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
-#include "comm/mpi_collectives.h"
+#include "comm/mpi/mpi_collectives.h"
 
 #include <vector>
 
-#include "comm/mpi_library.h"
+#include "comm/mpi/mpi_library.h"
 
 namespace tandem {
 namespace {

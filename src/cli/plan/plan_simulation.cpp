@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/plan_report.h"
+#include "cli/plan/plan_report.h"
 #include "offload/balance/assign.h"
 
 namespace tandem {

@@ -3,7 +3,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/plan_report.h"
+#include "cli/plan/plan_report.h"
 #include "offload/simulation/arrivals.h"
 
 namespace tandem {

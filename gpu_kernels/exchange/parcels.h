@@ -4,9 +4,9 @@
 // Each rank's parcels lie either `n_each` apart, wherever a GPU knows alone how many there are, or,
 // where n_each is 0, follow those of the ranks before. Sums come back in the same places.
 #pragma once
+#include "gpu_kernels/exchange/nearest_replica.h"
+#include "gpu_kernels/exchange/peer_windows.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/nearest_replica.h"
-#include "gpu_kernels/peer_windows.h"
 
 namespace tandem::gpu {
 

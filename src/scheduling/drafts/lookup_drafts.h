@@ -2,8 +2,8 @@
 #pragma once
 #include <map>
 
-#include "scheduling/draft_source.h"
-#include "scheduling/prompt_lookup.h"
+#include "scheduling/drafts/draft_source.h"
+#include "scheduling/drafts/prompt_lookup.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-#include "scheduling/prompt_lookup.h"
+#include "scheduling/drafts/prompt_lookup.h"
 
 #include <algorithm>
 

@@ -5,8 +5,8 @@
 
 #include "clock.h"
 #include "device.h"
-#include "gpu_kernels/signal_steps.h"
-#include "gpu_kernels/signals.h"
+#include "gpu_kernels/exchange/signal_steps.h"
+#include "gpu_kernels/exchange/signals.h"
 
 namespace tandem::gpu {
 namespace {

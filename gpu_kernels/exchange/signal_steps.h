@@ -2,7 +2,7 @@
 // with all bits set, so counts are stored less one.
 #pragma once
 #include "device.h"
-#include "gpu_kernels/signals.h"
+#include "gpu_kernels/exchange/signals.h"
 
 namespace tandem::gpu {
 

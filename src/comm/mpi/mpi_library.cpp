@@ -1,4 +1,4 @@
-#include "comm/mpi_library.h"
+#include "comm/mpi/mpi_library.h"
 
 #include <fmt/ranges.h>
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "scheduling/drafting.h"
+#include "scheduling/drafts/drafting.h"
 #include "scheduling/scheduler.h"
 
 namespace tandem {

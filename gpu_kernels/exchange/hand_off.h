@@ -1,8 +1,8 @@
 // Writes what the CPU needs to compute a layer's routed experts into mapped memory, in one kernel:
 // no other copies, and no arguments that change between steps.
 #pragma once
+#include "gpu_kernels/exchange/signals.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/signals.h"
 
 namespace tandem::gpu {
 

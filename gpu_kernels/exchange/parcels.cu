@@ -1,7 +1,7 @@
 // Copies: one block for each token and rank, or for each row. Threads write words of 4 bytes, so
 // that a warp's stores cross the link as full packets.
 #include "device.h"
-#include "gpu_kernels/parcels.h"
+#include "gpu_kernels/exchange/parcels.h"
 #include "packed.h"
 
 namespace tandem::gpu {

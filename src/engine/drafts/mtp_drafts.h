@@ -16,7 +16,7 @@
 
 #include "engine/step_arrays.h"
 #include "engine/step_runner.h"
-#include "scheduling/draft_source.h"
+#include "scheduling/drafts/draft_source.h"
 
 namespace tandem {
 

@@ -1,8 +1,8 @@
-#include "engine/drafter.h"
+#include "engine/drafts/drafter.h"
 
 #include "core/clock.h"
-#include "engine/mtp_drafts.h"
-#include "scheduling/lookup_drafts.h"
+#include "engine/drafts/mtp_drafts.h"
+#include "scheduling/drafts/lookup_drafts.h"
 
 namespace tandem {
 namespace {

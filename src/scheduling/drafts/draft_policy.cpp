@@ -1,4 +1,4 @@
-#include "scheduling/draft_policy.h"
+#include "scheduling/drafts/draft_policy.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,8 +1,8 @@
 // Rows of tokens as GPUs exchange them: a token's row, the ids of its experts and their weights
 // side by side, so that one transfer takes all; and which of several replicas computes them.
 #pragma once
+#include "gpu_kernels/exchange/nearest_replica.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/nearest_replica.h"
 
 namespace tandem::gpu {
 

@@ -3,7 +3,7 @@
 // no limit, and no call of MPI waits. MPI's collective calls are as fast and do none of this.
 // Threads of a rank make calls of MPI one at a time, under a lock that none of them holds while it
 // waits.
-#include "comm/mpi_world.h"
+#include "comm/mpi/mpi_world.h"
 
 #include <algorithm>
 #include <exception>
@@ -13,7 +13,7 @@
 
 #include "comm/copy.h"
 #include "comm/launcher.h"
-#include "comm/mpi_library.h"
+#include "comm/mpi/mpi_library.h"
 #include "comm/shared_window.h"
 #include "comm/waiting.h"
 #include "core/progress_watch.h"
