@@ -255,7 +255,8 @@ TEST(BenchComm, TheNetworkIsBetweenHosts) {
     GroupAsMpi mpi(group);
     const BenchRanks ranks{group, mpi};
     EXPECT_EQ(hosts_of_ranks(group), (std::vector{0, 0, 0}));
-    const MeasuredNetwork m = measure_network(ranks, {0, 0, 1}, 20000, 1e-4);
+    const MeasuredLink m =
+        measure_network(ranks.group, calls_of_cpus(ranks), {0, 0, 1}, 20000, 1e-4);
     EXPECT_EQ(m.small_bytes, 2 * 1024);
     EXPECT_EQ(m.large_bytes, 20000);
     const std::vector<int64_t> sizes = {0, 0, 10000}, of_last = {10000, 10000, 0};

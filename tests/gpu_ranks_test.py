@@ -146,6 +146,33 @@ class GpuRanks(GpuProcesses):
         raise AssertionError("not ready")
 
 
+class GpuCalls(GpuProcesses):
+    def test_what_gpus_do_together_is_measured(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "measured.json"
+            out.write_text((MACHINES / "8xh200.json").read_text(encoding="utf-8"), encoding="utf-8")
+            command = ["bench", "comm", "--ranks", "2", "--device", "cuda", "--bytes", "1024,65536", "--seconds", "0.01", "--json"]
+            done = self.started(*command, "--out", str(out))
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            rows = [json.loads(line) for line in done.stdout.splitlines()]
+            calls = ["broadcast", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
+            self.assertEqual([row["operation"] for row in rows], [*calls, *calls, "within hosts", "within hosts"])
+            self.assertEqual({(row["gpu"], row["ranks"], row["hosts"]) for row in rows}, {("emulated GPU", 2, 1)})
+            link = json.loads(out.read_text(encoding="utf-8"))["gpu_link"]
+            self.assertEqual(link["latency_seconds"], rows[-2]["seconds"])
+            self.assertGreaterEqual(link["bytes_per_second"] * 1.001, rows[-1]["bytes_per_second"])
+            planned = self.started("plan", "r1", "--machine", str(out))
+            self.assertEqual((planned.returncode, planned.stderr), (0, ""))
+            done = self.started(*command, "--out", folder + "/none/m.json")
+            self.assertEqual((done.returncode, done.stderr.count("error:"), done.stderr.count("\n")), (2, 1, 1), done.stderr)
+            done = self.started(*command, TANDEM_GPU_COUNT="1")
+            self.assertEqual(done.returncode, 2)
+            self.assertRegex(done.stderr, r"\Aerror: rank 1, which is number 1 on its host, needs a GPU of its own: .*\n")
+            done = self.started("bench", "comm", "--device", "cuda")
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+            self.assertIn("--device cuda is about the GPUs of several ranks", done.stderr)
+
+
 class GpuRanksLost(GpuProcesses):
     def test_a_stopped_rank_is_named(self):
         """The GPUs of the others wait for it, and no call of MPI would tell."""

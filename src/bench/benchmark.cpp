@@ -60,8 +60,9 @@ BenchInput input_for(const Benchmark& benchmark, BenchOptions o) {
   BenchInput input;
   const bool fp8 = o.fp8_activations;
   if (fp8) require_fp8_gpu();
-  if (o.device != DeviceChoice::kCpu) input.gpus = gpu_bench_models(fp8);
-  require(input.gpus || o.device != DeviceChoice::kCuda,
+  // Ranks choose their GPUs when they are measured.
+  if (o.device != DeviceChoice::kCpu && !benchmark.on_ranks) input.gpus = gpu_bench_models(fp8);
+  require(input.gpus || o.device != DeviceChoice::kCuda || benchmark.on_ranks,
           "--device cuda: there is no GPU to measure");
   const bool measures_cpu = !benchmark.cpu_tokens.empty() && !input.gpus;
   or_default(o.tokens, measures_cpu ? benchmark.cpu_tokens : benchmark.tokens);

@@ -44,7 +44,10 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
                 "config.json or model directory");
       return;
     case BenchFlag::kDevice:
-      return add_device(sub, o.device, "device: auto (a GPU if there is one), cpu or cuda");
+      return add_device(sub, o.device,
+                        benchmark.on_ranks
+                            ? "what of the ranks is measured: cpu, or cuda: their GPUs; auto: cpu"
+                            : "device: auto (a GPU if there is one), cpu or cuda");
     case BenchFlag::kIsa:
       return add_isa(sub, o.isa, "instruction set: auto, reference, avx2, avx512 or amx");
     case BenchFlag::kTokens:
@@ -124,9 +127,9 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
     case BenchFlag::kNetwork:
       sub.add_option(
           "--out", o.out,
-          "machine file whose `network` is set to what was measured between hosts; where "
-          "there is none, this machine's measurement with it. Without ranks `request_seconds` is "
-          "set");
+          "machine file whose `network` is set to what was measured between hosts, and "
+          "`gpu_link` to that between the GPUs of a host; where there is none, this machine's "
+          "measurement with it. Without ranks `request_seconds` is set");
       sub.add_flag("--as-network", o.as_network,
                    "with --out: take the ranks of one host for hosts");
       add_simulated_network(sub, {o.simulated_hosts, o.simulated_delay, o.simulated_rate}, true);

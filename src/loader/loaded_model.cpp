@@ -1,9 +1,7 @@
 #include "loader/loaded_model.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <cstdlib>
 
 #include "comm/agreement.h"
 #include "comm/delayed.h"
@@ -15,6 +13,7 @@
 #include "io/weight_store.h"
 #include "loader/arithmetic.h"
 #include "loader/dense_choice.h"
+#include "loader/rank_gpus.h"
 #include "loader/weights/model_identity.h"
 #include "loader/weights/mtp_layers.h"
 #include "offload/balance/hot_experts.h"
@@ -97,45 +96,12 @@ std::string text_of_tensors(const WeightStore& store) {
       store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
-// Why two ranks have no GPU each, in one line, the same on all of them; empty: all have.
-std::string why_shared_gpu(Group& group) {
-  std::array<char, 128> id{};
-  // What NCCL takes for the host, too: under two names of it, two ranks can test NCCL on one GPU.
-  const char* const host_of_nccl = std::getenv("NCCL_HOSTID");
-  const std::string text = id_of_gpu() + " " + (host_of_nccl ? host_of_nccl : "");
-  text.copy(id.data(), id.size() - 1);
-  const std::vector<int> hosts = hosts_of_ranks(group);
-  std::vector<std::array<char, 128>> ids(group.size());
-  group.all_gather_values(id, std::span(ids));
-  for (int r = 0; r < group.size(); ++r)
-    for (int other = 0; other < r; ++other)
-      if (hosts[r] == hosts[other] && ids[r] == ids[other])
-        return fmt::format(
-            "ranks {} and {} of one host have the same GPU: give each one of its own "
-            "(CUDA_VISIBLE_DEVICES, srun --gpus-per-task 1), or use --device cpu",
-            other, r);
-  return "";
-}
-
 // GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
   if (options.device == DeviceChoice::kCpu) return options;
-  Group& group = *options.ranks.group;
-  choose_gpu(options.ranks.on_host.of_host);
-  const bool is_asked = options.device == DeviceChoice::kCuda;
-  std::string why_not = why_no_gpu();
-  if (is_asked)
-    run_on_all(group, [&] {
-      require(why_not.empty(),
-              "rank {}, which is number {} on its host, needs a GPU of its own: {}", group.rank(),
-              options.ranks.on_host.of_host, why_not);
-    });
-  if (least_on_all(group, why_not.empty()) > 0)
-    why_not = why_shared_gpu(group);
-  else if (why_not.empty())
-    why_not = "not every rank has a GPU of its own";
+  const std::string why_not =
+      choose_gpu_of_rank(options.ranks, options.device == DeviceChoice::kCuda);
   if (why_not.empty()) return options;
-  if (is_asked) run_on_all(group, [&] { fail("{}", why_not); });
   options.warn(fmt::format("running on the CPUs: {}", why_not));
   options.device = DeviceChoice::kCpu;
   return options;

@@ -16,6 +16,7 @@
 #include "ops/cuda_device.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
+#include "with_gpu/connected_gpus.h"
 #include "with_gpu/gpu_expert_mover.h"
 #include "with_gpu/gpu_weights.h"
 
@@ -98,19 +99,6 @@ int64_t bytes_beside_weights(const ModelWeights& stored, const ModelConfig& conf
 // experts.
 ExpertRates emulated_rates() {
   return {.link_seconds = 1, .copy_seconds = 0.1, .gpu = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
-}
-
-// The GPUs of the ranks of a group.
-std::unique_ptr<gpu::Collectives> connected(Group& ranks) {
-  gpu::Collectives::Id id = {};
-  run_on_all(ranks, [&] {
-    if (ranks.rank() == 0) id = gpu::Collectives::make_id();
-  });
-  ranks.broadcast(std::as_writable_bytes(std::span(id)), 0);
-  std::unique_ptr<gpu::Collectives> all;
-  run_on_all(ranks,
-             [&] { all = std::make_unique<gpu::Collectives>(id, ranks.rank(), ranks.size()); });
-  return all;
 }
 
 class Loaded final : public GpuModel {

@@ -1,5 +1,6 @@
 #include "loader/gpu_model.h"
 
+#include "bench/comm/gpu_calls.h"
 #include "bench/gpu/gpu_benches.h"
 #include "loader/gpu_experts.h"
 
@@ -48,5 +49,6 @@ ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&,
 }
 std::optional<double> measured_kernel_gap(double) { fail("{}", why_no_gpu()); }
 HandOffs measured_hand_offs(double) { fail("{}", why_no_gpu()); }
+std::unique_ptr<GpuCalls> connect_gpus(Group&) { fail("{}", why_no_gpu()); }
 
 }  // namespace tandem

@@ -218,7 +218,7 @@ MUTANTS = [
     ("ranks: micro-batches that are placed are measured", "src/loader/decision.cpp", [("  return parts.micro_batches > 0 ? parts.micro_batches : ExpertPool::kMeasured;", "  return ExpertPool::kMeasured;")]),
     ("ranks: ranks of other hosts count as of this one", "src/comm/hosts.cpp", [("    if (host_of_rank[r] != host_of_rank[rank]) continue;\n", "")]),
     ("ranks: cores that one rank alone has are divided", "src/comm/hosts.cpp", [("place.n_of_cores += same_cores;", "place.n_of_cores += 1;")]),
-    ("ranks: two may have the same GPU", "src/loader/loaded_model.cpp", [("hosts[r] == hosts[other] && ids[r] == ids[other]", "hosts[r] == hosts[other] && r == other")]),
+    ("ranks: two may have the same GPU", "src/loader/rank_gpus.cpp", [("hosts[r] == hosts[other] && ids[r] == ids[other]", "hosts[r] == hosts[other] && r == other")]),
     ("ranks: an error is reported by each", "src/comm/agreement.cpp", [("const bool here = first - states.begin() == group.rank();", "const bool here = mine.has_value();")]),
     ("ranks: an agreed error is agreed on again", "src/comm/agreement.cpp", [("  } catch (const AgreedError&) {\n    throw;\n", "")]),
     ("ranks: other kernels are not noticed", "src/loader/loaded_model.cpp", [("placement {}, routing {}\", kernels.name,", "placement {}, routing {}\", \"\",")]),

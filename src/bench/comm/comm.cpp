@@ -2,14 +2,14 @@
 #include "bench/comm/comm.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "bench/machine/this_machine.h"
+#include "bench/comm/gpu_calls.h"
 #include "comm/agreement.h"
 #include "comm/hosts.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
+#include "loader/rank_gpus.h"
 #include "model/batch.h"
 
 namespace tandem {
@@ -20,6 +20,9 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMaxBytes = 256 << 20;  // of a call
 constexpr int kMostRequestRows = 8192;    // a prompt's chunk
 
+bool measures_gpus(const BenchOptions& o) { return o.device == DeviceChoice::kCuda; }
+
+// Called before a GPU is used, which each rank chooses first.
 void check_comm(const BenchOptions& o) {
   const bool simulates =
       !o.simulated_hosts.empty() || o.simulated_delay.count() > 0 || o.simulated_rate > 0;
@@ -39,24 +42,21 @@ void check_comm(const BenchOptions& o) {
           o.out);
   if (o.ranks && !o.simulated_hosts.empty())
     simulated_hosts_of_ranks(o.simulated_hosts, o.ranks->group.size());
+  if (measures_gpus(o)) {
+    require(o.ranks,
+            "bench comm: --device cuda is about the GPUs of several ranks: give --ranks 2, or "
+            "start it with mpirun");
+    require(!simulates && !o.as_network,
+            "--device cuda: NCCL's calls are measured as they are: leave --simulate-hosts, "
+            "--simulate-delay, --simulate-rate and --as-network out");
+    return;
+  }
   if (!o.ranks || o.out.empty() || o.as_network) return;
   const std::vector<int> hosts = hosts_of_ranks(o.ranks->group);
   require(*std::max_element(hosts.begin(), hosts.end()) > 0,
           "--out {}: all ranks are on one host, whose memory is no network: start ranks on several "
           "hosts, or give --as-network to write it as one all the same",
           o.out);
-}
-
-// The text of --out before the measurement: the file, or else this machine's own.
-std::string machine_text(const BenchOptions& o) {
-  constexpr int64_t kMost = 1 << 20;
-  const std::string own = this_machine_path();
-  if (std::filesystem::exists(o.out)) return read_text_file(o.out, kMost);
-  require(!own.empty() && std::filesystem::exists(own),
-          "--out {}: neither it nor a measurement of this machine exists: run `tandem bench "
-          "machine` first",
-          o.out);
-  return read_text_file(own, kMost);
 }
 
 void bench_network(const BenchInput& bench, const OnRow& on_row) {
@@ -69,14 +69,15 @@ void bench_network(const BenchInput& bench, const OnRow& on_row) {
   std::string machine;
   run_on_all(group, [&] {
     if (o.out.empty() || group.rank() > 0) return;
-    machine = machine_text(o);
+    machine = machine_before(o.out);
     with_network(machine, o.out, {1, 1}, n_hosts);
     AtomicFile probe(o.out);
   });
   if (n_hosts == 1)
     for (int r = 0; r < group.size(); ++r) hosts[r] = r;
-  const MeasuredNetwork measured = measure_network(
-      *o.ranks, hosts, *std::max_element(o.bytes.begin(), o.bytes.end()), o.seconds);
+  const MeasuredLink measured =
+      measure_network(group, calls_of_cpus(*o.ranks), hosts,
+                      *std::max_element(o.bytes.begin(), o.bytes.end()), o.seconds);
   for (const auto& [bytes, seconds] : {std::pair(measured.small_bytes, measured.small),
                                        std::pair(measured.large_bytes, measured.large)}) {
     Json row = comm_row(*o.ranks, "between hosts", bytes, seconds);
@@ -94,12 +95,31 @@ void bench_alone(const BenchInput& bench, const OnRow& on_row) {
   const std::string& out = bench.options.out;
   std::string machine;
   if (!out.empty()) {
-    machine = machine_text(bench.options);
+    machine = machine_before(out);
     with_request_seconds(machine, out, 1e-6);
     AtomicFile probe(out);
   }
   const double seconds = bench_requests(bench, on_row);
   if (!out.empty()) write_new_file(out, with_request_seconds(machine, out, seconds));
+}
+
+void bench_gpus(const BenchInput& bench, const OnRow& on_row) {
+  const BenchOptions& o = bench.options;
+  Group& group = o.ranks->group;
+  choose_gpu_of_rank(o.ranks->ranks, true);
+  std::string machine;
+  run_on_all(group, [&] {
+    if (o.out.empty() || group.rank() > 0) return;
+    machine = machine_before(o.out);
+    with_gpu_link(machine, o.out, {1, 1});
+    AtomicFile probe(o.out);
+  });
+  const std::unique_ptr<GpuCalls> gpus = connect_gpus(group);
+  machine = bench_gpu_calls(bench, HostLayout(hosts_of_ranks(group)), *gpus, machine, on_row);
+  group.barrier();  // the GPUs of others may still be in a call
+  run_on_all(group, [&] {
+    if (!machine.empty()) write_new_file(o.out, machine);
+  });
 }
 
 void bench_comm(const BenchInput& input, const OnRow& on_row) {
@@ -108,6 +128,7 @@ void bench_comm(const BenchInput& input, const OnRow& on_row) {
   BenchOptions& o = bench.options;
   if (o.bytes.empty()) o.bytes = {1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20};
   o.ranks->group.set_patience({});
+  if (measures_gpus(o)) return bench_gpus(bench, on_row);
   const HostLayout hosts(o.simulated_hosts.empty()
                              ? hosts_of_ranks(o.ranks->group)
                              : simulated_hosts_of_ranks(o.simulated_hosts, o.ranks->group.size()));
@@ -135,7 +156,26 @@ namespace {
 // Of the first column: "exchange all-to-all, each rank" is there between hosts only.
 int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }
 
+std::string header_of_gpus(const Json& row) {
+  const int n_hosts = row["hosts"];
+  return fmt::format(
+      "the GPUs of {} ranks{} ({}), by NCCL: in a recorded graph, and enqueued one by one\n\n"
+      "| operation            |       KB |        us |   GB/s | enqueued us | over it |\n"
+      "|:---------------------|---------:|----------:|-------:|------------:|--------:|\n",
+      row["ranks"].get<int>(), n_hosts > 1 ? fmt::format(" on {} hosts", n_hosts) : "",
+      row["gpu"].get<std::string>());
+}
+
+std::string text_of_gpus(const Json& row) {
+  const auto number = [&](const char* key) { return row[key].get<double>(); };
+  return fmt::format("| {:<20} | {:>8.1f} | {:>9.1f} | {:>6.2f} | {:>11.1f} | {:>7.2f} |\n",
+                     row["operation"].get<std::string>(), number("bytes") / 1024,
+                     number("seconds") * 1e6, number("bytes_per_second") * 1e-9,
+                     number("enqueued_seconds") * 1e6, number("seconds_over_enqueued"));
+}
+
 std::string header(const Json& row) {
+  if (row.contains("gpu")) return header_of_gpus(row);
   const int n_ranks = row["ranks"];
   const char* const raw = n_ranks > 1 ? "MPI" : "raw";
   const int n_hosts = row.value("hosts", 1), width = width_of_operation(n_hosts);
@@ -153,6 +193,7 @@ std::string header(const Json& row) {
 }
 
 std::string text(const Json& row) {
+  if (row.contains("gpu")) return text_of_gpus(row);
   const bool has_rows = row.contains("tokens");
   const auto rate = row["bytes_per_second"];
   const auto us = [&](const char* key) { return row[key].get<double>() * 1e6; };
@@ -198,14 +239,15 @@ Benchmark comm_benchmark() {
   using enum BenchFlag;
   return {.name = "comm",
           .help =
-              "what ranks do together, beside MPI's own calls with the same bytes; without "
-              "ranks, requests to a worker beside TCP",
+              "what ranks do together, beside MPI's own calls with the same bytes, or their GPUs "
+              "by NCCL; without ranks, requests to a worker beside TCP",
           .examples =
               "  tandem bench comm\n"
               "  tandem bench comm --ranks 2\n"
+              "  tandem bench comm --ranks 2 --device cuda\n"
               "  mpirun -np 2 --host a,b --map-by node --bind-to none tandem bench comm "
               "--out two_boxes.json\n",
-          .flags = {kConfig, kIsa, kBytes, kTokens, kNetwork},
+          .flags = {kConfig, kDevice, kIsa, kBytes, kTokens, kNetwork},
           .tokens_help = "tokens of each rank in an exchange of experts' rows, a list",
           .tokens = {1, 16, 128},
           .check = check_comm,

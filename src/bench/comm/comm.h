@@ -14,9 +14,10 @@ namespace tandem {
 // A call, and MPI's that moves the same bytes. All ranks make both.
 struct ComparedCalls {
   std::function<void()> own, raw;
+  int n = 1;  // calls of one invocation
 };
 struct ComparedSeconds {
-  double own, raw;      // medians, of the rank that takes longest
+  double own, raw;      // of a call: medians, of the rank that takes longest
   double own_over_raw;  // the median over pairs of measurements beside each other
 };
 // Alternates between both until each has taken about `seconds`; the same on all ranks.
@@ -50,17 +51,28 @@ double bench_requests(const BenchInput& bench, const OnRow& on_row);
 std::string with_request_seconds(const std::string& machine, const std::string& source,
                                  double seconds);
 
-// What a host sends to all others, and they to it at the same time. The latency is that of a small
-// message of each rank to each rank of other hosts, the rate that of `bytes` of each host without
-// it.
-struct MeasuredNetwork {
+// The calls of an all-to-all with `sizes` [ranks] bytes to and from each rank.
+using AllToAllCalls = std::function<ComparedCalls(const std::vector<int64_t>& sizes)>;
+AllToAllCalls calls_of_cpus(const BenchRanks& ranks);
+
+// What a sender sends to all others, and they to it at the same time. The latency is that of a
+// small message to each of them, the rate that of `bytes` of a sender without it. By the seconds of
+// ComparedCalls::own.
+struct MeasuredLink {
   Link link;
   ComparedSeconds small, large;
-  int64_t small_bytes, large_bytes;  // of a host
+  int64_t small_bytes, large_bytes;  // of a sender
 };
-MeasuredNetwork measure_network(const BenchRanks& ranks, const std::vector<int>& host_of_rank,
-                                int64_t bytes, double seconds);
+// Between hosts, each of which is a sender.
+MeasuredLink measure_network(Group& group, const AllToAllCalls& calls,
+                             const std::vector<int>& host_of_rank, int64_t bytes, double seconds);
+// Between the ranks of hosts, each of which is a sender; some host has several.
+MeasuredLink measure_link_on_hosts(Group& group, const AllToAllCalls& calls,
+                                   const std::vector<int>& host_of_rank, int64_t bytes,
+                                   double seconds);
 
+// The text of a machine file --out before the measurement: the file, or else this machine's own.
+std::string machine_before(const std::string& out);
 // A machine file after `edit`. `source`: in messages. Throws Error for a file that describes no
 // machine, before or then.
 std::string edited_machine(const std::string& machine, const std::string& source,

@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// Seconds of one of n calls, of the rank that takes longest, which all ranks get.
+// Seconds of one of n invocations, of the rank that takes longest, which all ranks get.
 double seconds_of_calls(Group& group, const std::function<void()>& call, int n) {
   group.barrier();
   const double mine = seconds_of([&] {
@@ -22,7 +22,7 @@ double seconds_of_calls(Group& group, const std::function<void()>& call, int n) 
 
 }  // namespace
 
-// A measurement takes as many calls as fill a thousandth of a second, or one.
+// A measurement takes as many invocations as fill a thousandth of a second, or one.
 ComparedSeconds compare(Group& group, const ComparedCalls& calls, double seconds) {
   constexpr double kMeasurement = 1e-3;
   constexpr int kLeast = 5, kMostCalls = 100;
@@ -46,7 +46,7 @@ ComparedSeconds compare(Group& group, const ComparedCalls& calls, double seconds
     }
     ratios.push_back(sides[0].seconds.back() / sides[1].seconds.back());
   }
-  return {median(sides[0].seconds), median(sides[1].seconds), median(ratios)};
+  return {median(sides[0].seconds) / calls.n, median(sides[1].seconds) / calls.n, median(ratios)};
 }
 
 }  // namespace tandem
