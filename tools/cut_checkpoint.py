@@ -2,7 +2,9 @@
 with matrices that are read from memory: 3 layers (1 dense), 16 experts, tiny-r1's vocabulary of 512; 2.5 GB. Needs
 only Python.
 
-    python3 tools/cut_checkpoint.py FOLDER
+    python3 tools/cut_checkpoint.py FOLDER [--layers 3] [--dense 1] [--experts 16]
+
+A layer with all 256 experts takes 11.6 GB.
 """
 import argparse
 import json
@@ -12,30 +14,36 @@ import shutil
 import struct
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-N_LAYERS, N_DENSE, N_EXPERTS, VOCAB = 3, 1, 16, 512
-HIDDEN, DENSE, EXPERT, HEADS = 7168, 18432, 2048, 128
+VOCAB, HIDDEN, DENSE, EXPERT, HEADS = 512, 7168, 18432, 2048, 128
 BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="FOLDER", type=pathlib.Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--dense", type=int, default=1, help="the first layers, which have no experts (1)")
+    parser.add_argument("--experts", type=int, default=16, help="of a layer: a multiple of 8, of which a token uses 8 (16)")
+    chosen = parser.parse_args()
+    if not 0 <= chosen.dense <= chosen.layers or chosen.layers < 1 or chosen.experts < 16 or chosen.experts % 8:
+        parser.error("--layers is at least 1, --dense at most that, and --experts a multiple of 8 from 16 on")
+    folder = chosen.folder
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((ROOT / "models/configs/r1.json").read_text(encoding="utf-8"))
-    config.update(num_hidden_layers=N_LAYERS, first_k_dense_replace=N_DENSE, n_routed_experts=N_EXPERTS, vocab_size=VOCAB, num_nextn_predict_layers=0)
+    config.update(num_hidden_layers=chosen.layers, first_k_dense_replace=chosen.dense, n_routed_experts=chosen.experts, vocab_size=VOCAB,
+                  num_nextn_predict_layers=0)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(ROOT / "models" / "tiny-r1" / name, folder)
-    write(folder / "model.safetensors", list(tensors()))
+    write(folder / "model.safetensors", list(tensors(chosen)))
 
 
-def tensors():
+def tensors(chosen):
     """(name, type, shape) of every tensor, with Hugging Face's names."""
     yield "model.embed_tokens.weight", "BF16", [VOCAB, HIDDEN]
     yield "model.norm.weight", "BF16", [HIDDEN]
     yield "lm_head.weight", "BF16", [VOCAB, HIDDEN]
-    for layer in range(N_LAYERS):
+    for layer in range(chosen.layers):
         at = f"model.layers.{layer}."
         for norm, n in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN), ("self_attn.q_a_layernorm", 1536),
                         ("self_attn.kv_a_layernorm", 512)):
@@ -43,12 +51,12 @@ def tensors():
         for name, rows, columns in (("q_a_proj", 1536, HIDDEN), ("q_b_proj", HEADS * 192, 1536), ("kv_a_proj_with_mqa", 576, HIDDEN),
                                     ("kv_b_proj", HEADS * 256, 512), ("o_proj", HIDDEN, HEADS * 128)):
             yield from matrix(at + "self_attn." + name, rows, columns)
-        if layer < N_DENSE:
+        if layer < chosen.dense:
             yield from feed_forward(at + "mlp.", DENSE)
             continue
-        yield at + "mlp.gate.weight", "BF16", [N_EXPERTS, HIDDEN]
-        yield at + "mlp.gate.e_score_correction_bias", "F32", [N_EXPERTS]
-        for part in ["shared_experts", *(f"experts.{e}" for e in range(N_EXPERTS))]:
+        yield at + "mlp.gate.weight", "BF16", [chosen.experts, HIDDEN]
+        yield at + "mlp.gate.e_score_correction_bias", "F32", [chosen.experts]
+        for part in ["shared_experts", *(f"experts.{e}" for e in range(chosen.experts))]:
             yield from feed_forward(f"{at}mlp.{part}.", EXPERT)
 
 
