@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <set>
@@ -196,6 +197,12 @@ TEST_P(GpuRanks, ReplicasWithRowsInFp8HaveLogitsNearThoseOfTheCpu) {
   ModelOptions options = as_placed(directory, file);
   options.dispatch = dispatch;
   options.rows = ExpertRows::kFp8;
+  std::mutex mutex;
+  std::string said;
+  options.note = [&](const std::string& line) {
+    const std::lock_guard lock(mutex);
+    if (line.starts_with("rows of experts: ")) said = line;
+  };
   const auto joined = [](const Logits& rows) {
     std::vector<float> all;
     for (const std::vector<float>& row : rows) all.insert(all.end(), row.begin(), row.end());
@@ -215,6 +222,7 @@ TEST_P(GpuRanks, ReplicasWithRowsInFp8HaveLogitsNearThoseOfTheCpu) {
     }
     steps.end();
   });
+  EXPECT_NE(said.find(", rows in FP8, sums "), std::string::npos) << said;
 }
 
 // Experts move between GPUs, also such that several have, in steps that are recorded and not.
