@@ -46,7 +46,8 @@ struct LaneSetting {
   std::chrono::microseconds pause{0}, delay{0};
   Patience patience = {};
   std::optional<RankLoss> loss = {};
-  std::vector<int> hosts = {};                 // of ranks; empty: one
+  std::vector<int> hosts = {};  // of ranks; empty: one
+  RowFormats formats = {};
   std::optional<Patience> while_loading = {};  // of the group, if it is another one
   std::function<void()> when_loaded = [] {};   // on every rank
 };
@@ -78,7 +79,7 @@ double run_lane_steps(
     const HostLayout hosts =
         setting.hosts.empty() ? HostLayout::one_host(group.size()) : HostLayout(setting.hosts);
     ExchangedExperts pool({used, hosts, setting.grid, owners, kernels, c, mine, kMaxLaneTokens,
-                           RowFormat::kF32, setting.mode, setting.micro_batches, setting.patience});
+                           setting.formats, setting.mode, setting.micro_batches, setting.patience});
     setting.when_loaded();
     const int replica = setting.grid.replica_of(group.rank()), n = setting.micro_batches;
     EXPECT_EQ(pool.micro_batches({}, false), n);
@@ -109,9 +110,12 @@ double run_lane_steps(
       }
       for (int i = 0; i < n; ++i) add(i, kLayers);
       EXPECT_GE(pool.seconds_waited(), n == 1 ? kLayers * setting.delay.count() * 1e-6 : 0);
-      const std::vector<float> want = own.sums();
+      const auto [there, back] = setting.formats;
+      const std::vector<float> want = as_sent(own, there).sums();
+      const double share =
+          share_of_sums(setting.mode == ExchangeMode::kGather ? RowFormat::kF32 : back);
       for (int layer = 1; layer <= kLayers && n_own > 0; ++layer)
-        expect_close(y[layer], want, 1e-5 * largest(want));
+        expect_close(y[layer], want, share * largest(want));
     }
     if (group.rank() == 0) seconds = seconds_since(start);
   });
@@ -125,6 +129,74 @@ TEST(ExchangedExperts, AddTheSameSumsInMicroBatches) {
         SCOPED_TRACE(fmt::format("{}, {} ranks, {} micro-batches", name_of(mode), n_ranks, n));
         run_lane_steps({{.n_replicas = n_ranks}, mode, n}, kLaneSteps);
       }
+}
+
+// Rows that stay on their rank are rounded as well.
+TEST(ExchangedExperts, AddTheSumsOfRowsInFp8) {
+  const RowFormats fp8 = row_formats(ExpertRows::kFp8, true);
+  for (const ExchangeMode mode : kExchangeModes)
+    for (const int n : {1, 3})
+      run_lane_steps({.grid = {.n_replicas = 3}, .mode = mode, .micro_batches = n, .formats = fp8},
+                     kLaneSteps);
+  run_lane_steps({.grid = {.n_replicas = 4},
+                  .mode = ExchangeMode::kAllToAll,
+                  .micro_batches = 2,
+                  .hosts = {0, 0, 1, 1},
+                  .formats = fp8},
+                 kLaneSteps);
+}
+
+// What three ranks send each other for a layer, on hosts of their own.
+TEST(ExchangedExperts, SendAsManyBytesAsTheirFormatsHave) {
+  const ModelConfig c = config_of_layers();
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  constexpr int kRanks = 3, kRows = 20;
+  const std::vector<int> hosts = {0, 1, 2};
+  for (const RowFormats formats :
+       {row_formats(ExpertRows::kExact, false), row_formats(ExpertRows::kExact, true),
+        row_formats(ExpertRows::kFp8, true)}) {
+    std::atomic<int64_t> sent{0}, want{0};
+    run_local_ranks({kRanks}, [&](Group& group) {
+      const auto counted = make_delayed(group, {.host_of_rank = hosts, .bytes_sent = &sent});
+      const ExpertOwners owners = even_owners(c, kRanks);
+      MultiplyingExperts mine(std::chrono::microseconds(0));
+      ExchangedExperts pool({*counted,
+                             HostLayout(hosts),
+                             {.n_replicas = kRanks},
+                             owners,
+                             kernels,
+                             c,
+                             mine,
+                             kMaxLaneTokens,
+                             formats,
+                             ExchangeMode::kAllToAll});
+      EXPECT_EQ(pool.modes(),
+                std::string("prompts by all-to-all, decode by all-to-all") +
+                    (formats.there == RowFormat::kFp8 ? ", rows in FP8, sums in BF16" : ""));
+      ReplicaTokens own(c, {kRows}, static_cast<unsigned>(group.rank()));
+      const std::vector<Batch> batches(kRanks, own.batch());
+      std::vector<float> y(own.x.size());
+      pool.begin_step(batches, 1);
+      group.barrier();
+      if (group.rank() == 0) sent = 0;
+      group.barrier();
+      pool.submit(own.experts(1, 0, 0, kRows));
+      pool.serve(0);
+      pool.add_to(0, {y.data(), kRows, own.dim, own.dim});
+      int64_t rows = 0;
+      for (int t = 0; t < kRows; ++t)
+        for (int r = 0; r < kRanks; ++r)
+          rows += r != group.rank() &&
+                  std::any_of(&own.ids[t * own.n_active], &own.ids[(t + 1) * own.n_active],
+                              [&](int32_t id) { return owners.ranks(1, id)[0] == r; });
+      // A row with its lists, in lines of 64 bytes, its sum, and how many rows each rank gets.
+      const int64_t parcel =
+          (encoded_bytes(formats.there, c.dim) + 8 * own.n_active + 63) / 64 * 64;
+      want += rows * (parcel + encoded_bytes(formats.back, c.dim)) + (kRanks - 1) * 8;
+      group.barrier();
+    });
+    EXPECT_EQ(sent, want);
+  }
 }
 
 TEST(ExchangedExperts, AddTheSameSumsOnSeveralHosts) {
@@ -179,7 +251,7 @@ int64_t mapped_by(const Way& way, bool shares_memory, const ModelConfig& config,
     group.barrier();
     const BackboneGrid grid = {.n_replicas = n_ranks};
     const ExchangedExperts experts(
-        {group, hosts, grid, owners, kernels, config, mine, max_tokens, RowFormat::kF32, way.mode});
+        {group, hosts, grid, owners, kernels, config, mine, max_tokens, RowFormats(), way.mode});
     group.barrier();
     if (group.rank() == 0) mapped = mapped_bytes() - before;
     group.barrier();
@@ -227,7 +299,7 @@ TEST(ExchangedExperts, AddInOneOrderForPromptsAndDecode) {
       MultiplyingExperts mine(std::chrono::microseconds(0));
       const BackboneGrid grid = {.n_replicas = hosts.n_ranks()};
       const ExchangedExperts experts({*network, hosts, grid, owners, kernels, config, mine,
-                                      max_tokens, RowFormat::kF32, std::nullopt});
+                                      max_tokens, RowFormats(), std::nullopt});
       if (group.rank() == 0) modes = experts.modes();
     });
     return modes;

@@ -115,13 +115,15 @@ class TokensOnGpu {
 
 // A rank's GPU with its pool. `host` connects the ranks.
 struct RankOfGpus {
-  RankOfGpus(Group& host, const ModelConfig& c, const CudaWaysAsked& asked)
+  RankOfGpus(Group& host, const ModelConfig& c, const CudaWaysAsked& asked,
+             RowFormats row_formats = {RowFormat::kBf16, RowFormat::kF32})
       : ranks(connect(host)),
         owners(owners_of_ranks(c, host.size())),
         owners_there(owners, host.rank(), host.size(), stream),
         mine(stream, owners, host.rank()),
+        formats(row_formats),
         pool({ranks, asked.grid, mine, true, asked.micro_batches},
-             choose_cuda_ways({c, ranks, owners_there, stream, network, true}, host, asked)) {
+             choose_cuda_ways({c, ranks, owners_there, stream, network, formats}, host, asked)) {
     mine.gathers = pool.ways().mode_of_prompts == ExchangeMode::kGather;
   }
   static gpu::Collectives connect(Group& host) {
@@ -135,6 +137,7 @@ struct RankOfGpus {
   const ExpertOwners owners;
   const CudaOwners owners_there;
   EnqueuedExperts mine;
+  const RowFormats formats;
   CudaExchangedExperts pool;
 };
 
@@ -168,7 +171,8 @@ void expect_sums(RankOfGpus& gpu, const ModelConfig& c, BackboneGrid grid, Group
     enqueue();
     gpu.stream.wait();
   }
-  std::vector<float> want = own.sums();
+  const bool fp8 = gpu.formats.there == RowFormat::kFp8;
+  std::vector<float> want = (fp8 ? as_sent(own, RowFormat::kFp8) : own).sums();
   if (grid.tp > 1) {  // the ranks of a replica have a part of its sums each
     const std::vector<float> all = want;
     want.assign(all.size(), 1);
@@ -178,7 +182,8 @@ void expect_sums(RankOfGpus& gpu, const ModelConfig& c, BackboneGrid grid, Group
       std::copy_n(all.begin() + begin, count * own.dim, want.begin() + begin);
     }
   }
-  if (!want.empty()) expect_close(there.y(), want, 1e-5 * largest(want));
+  const double share = share_of_sums(gpu.mine.gathers ? RowFormat::kF32 : gpu.formats.back);
+  if (!want.empty()) expect_close(there.y(), want, share * largest(want));
   group.barrier();  // freeing memory waits for the streams of all ranks of this process
 }
 
@@ -220,6 +225,34 @@ TEST_P(ExchangedExpertsOfGpus, AddTheSameSumsInMicroBatches) {
               }
       });
     }
+}
+
+// Also those of rows that stay on their GPU.
+TEST_P(ExchangedExpertsOfGpus, AddTheSumsOfRowsInFp8) {
+  const ModelConfig c = small_config();
+  const RowFormats fp8 = row_formats(ExpertRows::kFp8, true);
+  for (const BackboneGrid grid : {BackboneGrid{3, 1}, BackboneGrid{2, 2}}) {
+    SCOPED_TRACE(fmt::format("{} replicas, tp {}", grid.n_replicas, grid.tp));
+    run_local_ranks({grid.n_ranks()}, [&](Group& group) {
+      RankOfGpus gpu(group, c,
+                     {.mode = GetParam(),
+                      .measures = false,
+                      .grid = grid,
+                      .max_tokens = kMaxLaneTokens,
+                      .micro_batches = ExpertPool::kMeasured,
+                      .rows = ExpertRows::kFp8},
+                     fp8);
+      EXPECT_NE(gpu.pool.ways().said().find(", rows in FP8, sums "), std::string::npos);
+      int n_steps = 0;
+      for (const auto& step : kLaneSteps)
+        for (const int n : {1, 3})
+          for (const bool records : {false, true})
+            if (!records || may_record(gpu.pool.ways(), step, grid.n_replicas)) {
+              expect_sums(gpu, c, grid, group, step, n, records, n_steps++ / 2 % 2);
+              group.barrier();
+            }
+    });
+  }
 }
 
 bool becomes_true(const std::atomic<bool>& flag) {
@@ -293,48 +326,71 @@ TEST(ExchangedExpertsOfGpusSend, FewerBytesInParcels) {
   const BackboneGrid grid = {3, 1};
   const int n_active = c.router.n_active;
   constexpr int kRows = 20;
-  for (const ExchangeMode mode : {ExchangeMode::kGather, ExchangeMode::kAllToAll}) {
-    const int64_t before = gpu::emulated::counts().sent;
-    std::array<double, 3> want = {};
-    run_local_ranks({3}, [&](Group& group) {
-      RankOfGpus gpu(group, c, {.mode = mode, .grid = grid, .max_tokens = kMaxLaneTokens});
-      const int rank = group.rank();
-      const ReplicaTokens own(c, {kRows}, static_cast<unsigned>(rank));
-      const TokensOnGpu there(gpu.stream, own);
-      gpu.pool.begin_step(std::vector<Batch>(3, own.batch()), 1);
-      gpu.pool.submit(there.experts(0, 0, 0, kRows));
-      gpu.pool.waits(0);
-      gpu.pool.serve(0);
-      gpu.pool.add_to(0, there.y(0, kRows));
-      gpu.stream.wait();
-      const gpu::ParcelShape parcel = {static_cast<int>(c.dim), n_active, true};
-      if (mode == ExchangeMode::kGather)
-        want[rank] = 2. * kRows * 4 * (gpu::packed_row_stride(c.dim, n_active) + c.dim);
-      else  // and how many rows go to each rank
-        want[rank] = copies_of_row(own, 3, rank) * kRows * (parcel.bytes() + 4 * c.dim) + 2 * 3 * 4;
-      group.barrier();
-    });
-    EXPECT_EQ(gpu::emulated::counts().sent - before, std::lround(want[0] + want[1] + want[2]));
-  }
+  for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8})
+    for (const ExchangeMode mode : {ExchangeMode::kGather, ExchangeMode::kAllToAll}) {
+      const RowFormats formats = row_formats(rows, true);
+      const int64_t before = gpu::emulated::counts().sent;
+      std::array<double, 3> want = {};
+      run_local_ranks({3}, [&](Group& group) {
+        RankOfGpus gpu(group, c,
+                       {.mode = mode, .grid = grid, .max_tokens = kMaxLaneTokens, .rows = rows},
+                       formats);
+        const int rank = group.rank();
+        const ReplicaTokens own(c, {kRows}, static_cast<unsigned>(rank));
+        const TokensOnGpu there(gpu.stream, own);
+        gpu.pool.begin_step(std::vector<Batch>(3, own.batch()), 1);
+        gpu.pool.submit(there.experts(0, 0, 0, kRows));
+        gpu.pool.waits(0);
+        gpu.pool.serve(0);
+        gpu.pool.add_to(0, there.y(0, kRows));
+        gpu.stream.wait();
+        const auto bytes_of_parcel = [&](RowFormat format) {
+          return gpu::ParcelShape{static_cast<int>(c.dim), n_active, format}.bytes();
+        };
+        if (mode == ExchangeMode::kGather)
+          want[rank] =
+              2. * kRows *
+              (bytes_of_parcel(rows == ExpertRows::kFp8 ? RowFormat::kFp8 : RowFormat::kF32) +
+               4 * c.dim);
+        else  // and how many rows go to each rank
+          want[rank] = copies_of_row(own, 3, rank) * kRows *
+                           (bytes_of_parcel(formats.there) + encoded_bytes(formats.back, c.dim)) +
+                       2 * 3 * 4;
+        group.barrier();
+      });
+      EXPECT_EQ(gpu::emulated::counts().sent - before, std::lround(want[0] + want[1] + want[2]));
+    }
 }
 
 // Bytes that a GPU sends for a row of R1, with experts dealt in turns (docs/gpu_exchange.md).
 TEST(ExchangedExpertsOfGpusSend, AsManyBytesForR1AsDocumented) {
   const ModelConfig c = known_model("r1");
-  const gpu::ParcelShape parcel = {static_cast<int>(c.dim), c.router.n_active, true};
-  EXPECT_EQ(parcel.bytes(), 14'400);
-  const int64_t sum = 4 * c.dim, packed = 4 * gpu::packed_row_stride(c.dim, c.router.n_active);
+  const auto parcel = [&](RowFormat format) {
+    return gpu::ParcelShape{static_cast<int>(c.dim), c.router.n_active, format}.bytes();
+  };
+  EXPECT_EQ(parcel(RowFormat::kF32), 28'736);
+  EXPECT_EQ(parcel(RowFormat::kBf16), 14'400);
+  EXPECT_EQ(parcel(RowFormat::kFp8), 7'456);
+  const int64_t sum = 4 * c.dim, half_sum = 2 * c.dim;
   const ReplicaTokens tokens(c, {400}, 1);
   struct Documented {
     int n_ranks;
-    double gather, parcels;  // KB
+    double gather, parcels, gather_fp8, parcels_fp8;  // KB
   };
-  for (const auto& [n_ranks, gather, parcels] :
-       {Documented{2, 57, 43}, {4, 172, 117}, {8, 402, 200}, {16, 861, 267}, {32, 1780, 308}}) {
+  for (const auto& [n_ranks, gather, parcels, gather_fp8, parcels_fp8] :
+       {Documented{2, 57, 43, 36, 22},
+        {4, 172, 117, 108, 59},
+        {8, 402, 200, 253, 101},
+        {16, 861, 267, 542, 135},
+        {32, 1780, 308, 1120, 156}}) {
     double copies = 0;
     for (int rank = 0; rank < n_ranks; ++rank) copies += copies_of_row(tokens, n_ranks, rank);
-    EXPECT_NEAR((n_ranks - 1) * (packed + sum) * 1e-3, gather, 0.5);
-    EXPECT_NEAR(copies / n_ranks * (parcel.bytes() + sum) * 1e-3, parcels, 1) << n_ranks;
+    copies /= n_ranks;
+    const int n_others = n_ranks - 1;
+    EXPECT_NEAR(n_others * (parcel(RowFormat::kF32) + sum) * 1e-3, gather, 0.5);
+    EXPECT_NEAR(copies * (parcel(RowFormat::kBf16) + sum) * 1e-3, parcels, 1) << n_ranks;
+    EXPECT_NEAR(n_others * (parcel(RowFormat::kFp8) + sum) * 1e-3, gather_fp8, 0.5);
+    EXPECT_NEAR(copies * (parcel(RowFormat::kFp8) + half_sum) * 1e-3, parcels_fp8, 1) << n_ranks;
   }
 }
 

@@ -258,12 +258,14 @@ TEST(GpuRanksOfTinyR1, TakeWhatFits) {
 }
 
 TEST(GpuRanksOfTinyR1, RefuseWaysThatRowsCannotGo) {
-  const auto refused = [](int n_replicas, ExpertDispatch dispatch, int64_t memory = kEnough) {
+  const auto refused = [](int n_replicas, ExpertDispatch dispatch, int64_t memory = kEnough,
+                          std::optional<ExpertRows> rows = {}) {
     const LimitedGpuMemory limited(memory);
     ModelOptions options = tiny_r1(DeviceChoice::kCuda);
     options.context = 64;
     options.n_replicas = n_replicas;
     options.dispatch = dispatch;
+    options.rows = rows;
     return refusal_of_two(options);
   };
   EXPECT_TRUE(says(refused(1, ExpertDispatch::kLowLatency),
@@ -275,6 +277,10 @@ TEST(GpuRanksOfTinyR1, RefuseWaysThatRowsCannotGo) {
   EXPECT_TRUE(says(refused(2, ExpertDispatch::kAllToAll, 4'000'000),
                    "--ep-dispatch all-to-all: the CPU has some experts, so all rows go to all "
                    "ranks: leave it out"));
+  EXPECT_TRUE(says(refused(1, ExpertDispatch::kAuto, kEnough, ExpertRows::kFp8),
+                   "--ep-rows fp8: no rows travel between ranks: leave it out, or give replicas of "
+                   "the backbone (--dp)"));
+  EXPECT_EQ(refused(1, ExpertDispatch::kAuto, kEnough, ExpertRows::kExact), "no errorno error");
 }
 
 // GPUs of two hosts, whose memory they do not share, and ranks that are dealt to them in turns.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <set>
@@ -167,6 +168,61 @@ TEST_P(GpuRanks, ReplicasAndPipelinesHaveTheLogitsOfTheCpu) {
   options.micro_batches = micro_batches;
   options.dispatch = dispatch;
   expect_logits_of_replicas(n_ranks, options, tokens, want, 2e-2);
+}
+
+// Rows in FP8, sums in BF16: logits are near those of exact rows on the CPU, in every mode, also of
+// a replica on two GPUs, and where a CPU has some experts.
+TEST_P(GpuRanks, ReplicasWithRowsInFp8HaveLogitsNearThoseOfTheCpu) {
+  const LimitedGpuMemory memory(kEnough);
+  const std::string directory = kGolden + GetParam();
+  const std::vector<int32_t> tokens = golden_text(directory);
+  LoadedModel cpu(reference_of(directory));
+  const Logits want = logits_after(cpu, tokens);
+  std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
+  struct Grid {
+    int n_ranks, tp;
+    ExpertDispatch dispatch;
+    bool with_cpu = false;
+  };
+  // Every family has one of the grids.
+  const std::array grids = {
+      Grid{2, 1, ExpertDispatch::kAllToAll},   Grid{2, 1, ExpertDispatch::kGather},
+      Grid{2, 1, ExpertDispatch::kLowLatency}, Grid{4, 2, ExpertDispatch::kLowLatency},
+      Grid{2, 1, ExpertDispatch::kAuto, true}, Grid{4, 2, ExpertDispatch::kAllToAll}};
+  const std::vector<std::string> families = families_without_ties(kGolden);
+  const size_t family = std::ranges::find(families, GetParam()) - families.begin();
+  const auto& [n_ranks, tp, dispatch, with_cpu] = grids[family % grids.size()];
+  SCOPED_TRACE(fmt::format("{} ranks, tp {}, {}", n_ranks, tp, name_of(dispatch)));
+  const PlacementFile file(random_placement_of_ranks(cpu.config(), n_ranks, rng, with_cpu, tp));
+  ModelOptions options = as_placed(directory, file);
+  options.dispatch = dispatch;
+  options.rows = ExpertRows::kFp8;
+  std::mutex mutex;
+  std::string said;
+  options.note = [&](const std::string& line) {
+    const std::lock_guard lock(mutex);
+    if (line.starts_with("rows of experts: ")) said = line;
+  };
+  const auto joined = [](const Logits& rows) {
+    std::vector<float> all;
+    for (const std::vector<float>& row : rows) all.insert(all.end(), row.begin(), row.end());
+    return all;
+  };
+  on_ranks(n_ranks, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    ModelOptions mine = on_rank(options, group, &steps);
+    mine.ranks.on_host.n_of_host = n_ranks;
+    LoadedModel loaded(mine);
+    if (!steps.leads()) return steps.follow();
+    EXPECT_TRUE(loaded.arithmetic().ends_with(", rows of experts in FP8"));
+    for (const Logits& got : logits_of_replicas(loaded, tokens)) {
+      const double error = relative_error(joined(got), joined(want), cpu.config().vocab);
+      EXPECT_LT(error, kMostErrorOfFp8Rows);
+      EXPECT_GT(error, kLeastErrorOfFp8Rows);
+    }
+    steps.end();
+  });
+  EXPECT_NE(said.find(", rows in FP8, sums "), std::string::npos) << said;
 }
 
 // Experts move between GPUs, also such that several have, in steps that are recorded and not.

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
 
+#include "cpu_kernels/kernels.h"
 #include "gpu_kernels/exchange/exchange.h"
 #include "gpu_kernels/exchange/parcels.h"
 #include "tests/gpu_weights.h"
@@ -65,19 +67,154 @@ TEST(GpuExchange, OwnIdsAreThoseThatTheCpuChooses) {
   }
 }
 
+// The bytes of a row as CPUs send it (offload/ranks/row_format.cpp), 0 where no number is.
+std::vector<std::byte> encoded_by_cpu(RowFormat format, std::span<const float> row) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const auto dim = static_cast<int64_t>(row.size());
+  std::vector<std::byte> bytes(encoded_bytes(format, dim));
+  if (format == RowFormat::kF32) std::memcpy(bytes.data(), row.data(), row.size_bytes());
+  if (format == RowFormat::kBf16)
+    kernels.encode_bf16({row.data(), reinterpret_cast<cpu::bf16*>(bytes.data()), dim});
+  if (format == RowFormat::kFp8)
+    kernels.encode_fp8({row.data(), reinterpret_cast<uint8_t*>(bytes.data()),
+                        reinterpret_cast<float*>(bytes.data() + row_scales_begin(dim)), dim});
+  return bytes;
+}
+
+// As the experts of another rank get it.
+std::vector<float> sent_by_cpu(RowFormat format, std::span<const float> row) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const auto dim = static_cast<int64_t>(row.size());
+  const std::vector<std::byte> bytes = encoded_by_cpu(format, row);
+  std::vector<float> got(row.begin(), row.end());
+  if (format == RowFormat::kBf16)
+    kernels.decode({bytes.data(), cpu::WeightType::kBF16, got.data(), dim});
+  if (format == RowFormat::kFp8)
+    kernels.decode_fp8({reinterpret_cast<const uint8_t*>(bytes.data()),
+                        reinterpret_cast<const float*>(bytes.data() + row_scales_begin(dim)),
+                        got.data(), dim});
+  return got;
+}
+
+// Rows of every kind of number: blocks of zeros, of largest numbers of all sizes, of numbers that
+// are halfway between two codes, and columns behind the last whole block.
+TEST(GpuRows, HaveTheBitsOfTheCpu) {
+  constexpr int kRows = 24, kActive = 3;
+  Stream stream;
+  std::mt19937 rng(21);
+  for (const int dim : {1, 33, 128, 130, 256, 643, 7168})
+    for (const RowFormat format : {RowFormat::kF32, RowFormat::kBf16, RowFormat::kFp8}) {
+      SCOPED_TRACE(fmt::format("{} columns, format {}", dim, static_cast<int>(format)));
+      std::vector<float> x = random_floats(rng, int64_t{kRows} * dim, 1);
+      for (int t = 0; t < kRows; ++t)
+        for (int c = 0; c < dim; ++c) {
+          float& v = x[t * dim + c];
+          if (t % 4 == 1) v = std::ldexp(v, static_cast<int>(rng() % 200) - 100);
+          if (t % 4 == 2) v = static_cast<float>(static_cast<int>(rng() % 897) - 448) / 16;
+          if (t % 4 == 3 && c / kColumnsOfRowScale % 2 == t / 4 % 2) v = 0;
+        }
+      const ParcelShape shape = {dim, kActive, format};
+      const std::vector<float> weights = random_floats(rng, kRows * kActive, 1);
+      std::vector<int32_t> ids(kRows * kActive);
+      std::iota(ids.begin(), ids.end(), 0);
+      const OnGpuBuffer<float> x_there(stream, x), weights_there(stream, weights);
+      const OnGpuBuffer<int32_t> ids_there(stream, ids);
+      const OnGpuBuffer<std::byte> packed(stream, std::vector<std::byte>(kRows * shape.bytes()));
+      pack_rows(stream, {.x = {x_there.data(), dim},
+                         .ids = ids_there.data(),
+                         .ids_stride = kActive,
+                         .weights = {weights_there.data(), kActive},
+                         .shape = shape,
+                         .out = packed.data(),
+                         .tokens = kRows,
+                         .rows = kRows});
+      const std::vector<std::byte> got = packed.values(stream);
+      const OnGpuBuffer<float> decoded(kRows * dim), weights_back(kRows * kActive);
+      const OnGpuBuffer<int32_t> ids_back(kRows * kActive);
+      unpack_parcels(stream, {.parcels = packed.data(),
+                              .rows = kRows,
+                              .shape = shape,
+                              .x = decoded.data(),
+                              .ids = ids_back.data(),
+                              .weights = weights_back.data()});
+      const std::vector<float> back = decoded.values(stream);
+      EXPECT_EQ(ids_back.values(stream), ids);
+      EXPECT_EQ(weights_back.values(stream), weights);
+      for (int t = 0; t < kRows; ++t) {
+        const std::span<const float> row = std::span(x).subspan(t * dim, dim);
+        const std::vector<std::byte> want = encoded_by_cpu(format, row);
+        ASSERT_TRUE(std::equal(want.begin(), want.end(), got.begin() + t * shape.bytes())) << t;
+        const std::vector<float> want_back = sent_by_cpu(format, row);
+        ASSERT_TRUE(std::equal(want_back.begin(), want_back.end(), back.begin() + t * dim)) << t;
+      }
+    }
+}
+
+// E4M3 has three bits of fraction, so a number from the block's largest / 448 * 2^-6 on is at most
+// 2^-4 of itself away; numbers below that are multiples of 2^-9 scales. A number that is not finite
+// makes no other number of its block finite and wrong.
+TEST(GpuRows, OfFp8AreNearAndNotFiniteWhereTheyWereNot) {
+  constexpr int kDim = 384;
+  Stream stream;
+  std::mt19937 rng(22);
+  std::vector<float> x = random_floats(rng, 3 * kDim, 5);
+  x[kDim + 200] = std::numeric_limits<float>::infinity();
+  x[2 * kDim + 5] = std::numeric_limits<float>::quiet_NaN();
+  const ParcelShape shape = {kDim, 1, RowFormat::kFp8};
+  const OnGpuBuffer<float> x_there(stream, x), weights(stream, std::vector<float>(3)),
+      back(3 * kDim), weights_back(3);
+  const OnGpuBuffer<int32_t> ids(stream, std::vector<int32_t>(3)), ids_back(3);
+  const OnGpuBuffer<std::byte> packed(3 * shape.bytes());
+  pack_rows(stream, {.x = {x_there.data(), kDim},
+                     .ids = ids.data(),
+                     .ids_stride = 1,
+                     .weights = {weights.data(), 1},
+                     .shape = shape,
+                     .out = packed.data(),
+                     .tokens = 3,
+                     .rows = 3});
+  unpack_parcels(stream, {.parcels = packed.data(),
+                          .rows = 3,
+                          .shape = shape,
+                          .x = back.data(),
+                          .ids = ids_back.data(),
+                          .weights = weights_back.data()});
+  const std::vector<float> got = back.values(stream);
+  for (int i = 0; i < 3 * kDim; i += kColumnsOfRowScale) {
+    float most = 0;
+    bool finite = true;
+    for (int c = i; c < i + kColumnsOfRowScale; ++c) {
+      most = std::max(most, std::fabs(x[c]));
+      finite = finite && std::isfinite(x[c]);
+    }
+    for (int c = i; c < i + kColumnsOfRowScale; ++c) {
+      if (finite)
+        EXPECT_LE(std::fabs(got[c] - x[c]),
+                  1.0001 * std::max(std::fabs(x[c]) * 0x1p-4f, most / 448 * 0x1p-10f));
+      else
+        EXPECT_FALSE(std::isfinite(got[c])) << c;
+    }
+  }
+}
+
 // Parcels of random tokens of rank `rank`, on the GPU, and what the CPU says of them.
 struct Parcels {
   static constexpr int kExperts = 24, kActive = 5;
-  Parcels(Stream& stream, std::mt19937& rng, int n_ranks_, bool is_bf16, int tokens_, int dim)
+  Parcels(Stream& stream, std::mt19937& rng, int n_ranks_, RowFormat format, int tokens_, int dim)
       : n_ranks(n_ranks_),
         rank(static_cast<int>(rng() % unsigned(n_ranks_))),
         tokens(tokens_),
-        shape{dim, kActive, is_bf16},
+        shape{dim, kActive, format},
         hosts{static_cast<int>(rng() % 3), 1 + static_cast<int>(rng() % 4)},
         owners(kExperts),
         ids(tokens * kActive),
         x(random_floats(rng, int64_t{tokens} * dim, 1)),
         weights(random_floats(rng, tokens * kActive, 1)) {
+    for (int t = 0; t < tokens; ++t) {
+      const std::vector<float> row =
+          sent_by_cpu(format, std::span(x).subspan(int64_t{t} * dim, dim));
+      sent.insert(sent.end(), row.begin(), row.end());
+    }
     std::vector<int32_t> table(kExperts * n_ranks, -1);
     for (int e = 0; e < kExperts; ++e) {
       for (int r = 0; r < n_ranks; ++r)
@@ -125,17 +262,14 @@ struct Parcels {
     return first + slots[t * n_ranks + r];
   }
   int n_all() const { return std::accumulate(counts.begin(), counts.end(), 0); }
-  float x_of(int t, int c) const {
-    const float v = x[int64_t{t} * shape.dim + c];
-    return shape.is_bf16 ? static_cast<float>(rounded(v)) : v;
-  }
+  float x_of(int t, int c) const { return sent[int64_t{t} * shape.dim + c]; }
 
   const int n_ranks, rank, tokens;
   const ParcelShape shape;
   const RankHosts hosts;
   std::vector<std::vector<int32_t>> owners;
   std::vector<int32_t> ids;
-  std::vector<float> x, weights;
+  std::vector<float> x, weights, sent;  // sent: x as other ranks get it
   std::vector<int32_t> slots, counts;
   std::unique_ptr<OnGpuBuffer<int32_t>> owners_there, ids_there, slots_there, counts_there;
   std::unique_ptr<OnGpuBuffer<float>> x_there, weights_there;
@@ -148,7 +282,8 @@ TEST(GpuParcels, GoToTheRanksThatComputeThem) {
   for (int round = 0; round < 10; ++round) {
     const int dim = round == 0 ? 33 : 64 + static_cast<int>(rng() % 40);
     const int tokens = round == 1 ? 300 : static_cast<int>(rng() % 40);
-    const Parcels p(stream, rng, 1 + static_cast<int>(rng() % 6), round % 2 == 0, tokens, dim);
+    constexpr RowFormat kFormats[] = {RowFormat::kBf16, RowFormat::kF32, RowFormat::kFp8};
+    const Parcels p(stream, rng, 1 + static_cast<int>(rng() % 6), kFormats[round % 3], tokens, dim);
     SCOPED_TRACE(fmt::format("round {}, {} tokens, {} ranks", round, tokens, p.n_ranks));
     const int n = p.n_all(), n_active = Parcels::kActive;
     const ChooseRanksArgs choice = p.choice();
@@ -188,12 +323,22 @@ TEST(GpuParcels, GoToTheRanksThatComputeThem) {
 
     // Sums that follow each other, or are n_each apart; the order decides the bits.
     for (const int n_each : {0, tokens + 2}) {
-      const std::vector<float> sums =
-          random_floats(rng, int64_t{n + tokens + 2} * p.n_ranks * dim, 9);
-      const OnGpuBuffer<float> sums_there(stream, sums);
+      const auto n_sums = int64_t{n + tokens + 2} * p.n_ranks;
+      std::vector<float> sums = random_floats(rng, n_sums * dim, 9);
+      const OnGpuBuffer<float> computed(stream, sums);
+      const RowFormat back = round % 4 < 2 ? RowFormat::kBf16 : RowFormat::kF32;
+      if (back == RowFormat::kBf16)
+        for (float& sum : sums) sum = static_cast<float>(rounded(sum));
+      const OnGpuBuffer<std::byte> sums_there(n_sums * encoded_bytes(back, dim));
+      send_sums(stream, {.sums = {computed.data(), dim},
+                         .format = back,
+                         .out = sums_there.data(),
+                         .rows = static_cast<int>(n_sums),
+                         .dim = dim});
       std::vector<float> y = random_floats(rng, tokens * dim + 1, 1);
       const OnGpuBuffer<float> y_there(stream, y);
       add_sums(stream, {.sums = sums_there.data(),
+                        .format = back,
                         .slots = p.slots_there->data(),
                         .counts = p.counts_there->data(),
                         .y = {y_there.data(), dim},
@@ -218,12 +363,13 @@ TEST(GpuParcels, GoToTheRanksThatComputeThem) {
 // rows come than there is room for.
 TEST(GpuParcels, CrossWindows) {
   constexpr int kRooms = 7, kWords = 64;  // rows; bytes of words before them
+  constexpr RowFormat kBack = RowFormat::kBf16;
   Stream stream;
   std::mt19937 rng(6);
-  const Parcels p(stream, rng, 1, true, 5, 40);
+  const Parcels p(stream, rng, 1, RowFormat::kFp8, 5, 41);
   const int dim = p.shape.dim, n_active = Parcels::kActive;
   const int64_t sums_at = kWords + kRooms * p.shape.bytes();
-  PeerWindows window(sums_at + int64_t{kRooms} * dim * 4);
+  PeerWindows window(sums_at + kRooms * encoded_bytes(kBack, dim));
   const PeerWindows::Handle handle = window.handle();
   window.open(std::span(&handle, 1), 0);
   const OnGpuBuffer<uint32_t> signals(4);
@@ -266,6 +412,7 @@ TEST(GpuParcels, CrossWindows) {
                             .ids = ids.data(),
                             .weights = weights.data()});
     send_sums(stream, {.sums = {x.data(), dim},
+                       .format = kBack,
                        .counts = count,
                        .n_each = kRooms,
                        .rows = kRooms,
@@ -273,7 +420,8 @@ TEST(GpuParcels, CrossWindows) {
                        .peers = window.addresses(),
                        .offset = sums_at});
     signal(1, nullptr);
-    add_sums(stream, {.sums = reinterpret_cast<const float*>(window.own() + sums_at),
+    add_sums(stream, {.sums = window.own() + sums_at,
+                      .format = kBack,
                       .slots = p.slots_there->data(),
                       .counts = p.counts_there->data(),
                       .y = {y.data(), dim},
@@ -292,7 +440,8 @@ TEST(GpuParcels, CrossWindows) {
   const std::vector<float> got = y.values(stream);
   for (int t = 0; t < p.tokens; ++t)
     for (int c = 0; c < dim; ++c)
-      EXPECT_EQ(got[t * dim + c], p.slots[t] >= 0 ? 3 * p.x_of(t, c) : 0);
+      EXPECT_EQ(got[t * dim + c],
+                p.slots[t] >= 0 ? 3 * static_cast<float>(rounded(p.x_of(t, c))) : 0);
   // Then less comes, and what came before is still in the window.
   enqueue(2);
   const std::vector<int32_t> got_ids = ids.values(stream);

@@ -223,6 +223,61 @@ TEST_P(RankReplicas, HaveTheSameBitsInMicroBatches) {
   }
 }
 
+// Rows in FP8, sums in BF16: logits are near those of exact rows. A row's bits depend neither on
+// the replica that has it, and so on which of its experts are on other ranks, nor on micro-batches.
+TEST_P(RankReplicas, HaveLogitsNearTheGoldenOnesWithRowsInFp8) {
+  if (GetParam() == "t1") GTEST_SKIP() << "the experts of ties are others";
+  const std::string directory = kGolden + GetParam();
+  const GoldenFile golden(directory + "/golden.safetensors");
+  const std::string suffix = golden.has("tokens_17") ? "_17" : "_5";
+  const std::vector<float> want = golden.floats("logits" + suffix);
+  ModelOptions options = {.directory = directory,
+                          .context = 256,
+                          .max_logits = 64,
+                          .attention = AttentionForm::kAbsorbed,
+                          .rows = ExpertRows::kFp8};
+  std::mutex mutex;
+  std::string said;
+  options.note = [&](const std::string& line) {
+    const std::lock_guard lock(mutex);
+    if (line.starts_with("rows of experts: ")) said = line;
+  };
+  for (const auto& [tp, dispatch] :
+       {std::pair{1, kGather}, {1, kAllToAll}, {1, kLowLatency}, {2, kAllToAll}, {2, kGather}}) {
+    std::vector<float> first;
+    for (const int n : {1, 2}) {
+      const Grid grid{2, tp, dispatch, 1, n};
+      SCOPED_TRACE(grid.name());
+      std::vector<std::vector<float>> rows(3);  // two of one replica
+      on_grid(grid, options, [&](LoadedModel& loaded) {
+        EXPECT_TRUE(loaded.arithmetic().ends_with(", rows of experts in FP8"));
+        Engine engine = plain_engine(loaded, 64);
+        for (std::vector<float>& of : rows) {
+          EngineRequest request;
+          request.request.prompt = golden.ints("tokens" + suffix);
+          request.first_scored = static_cast<int>(std::ssize(request.request.prompt) -
+                                                  std::ssize(want) / loaded.config().vocab);
+          request.on_event = [](const TokenEvent&) { return true; };
+          request.on_logits = [&of](int, std::span<const float> row) {
+            of.insert(of.end(), row.begin(), row.end());
+          };
+          engine.submit(std::move(request));
+        }
+        while (engine.step()) {
+        }
+      });
+      if (first.empty()) first = rows[0];
+      for (const std::vector<float>& of : rows) EXPECT_TRUE(of == first);
+    }
+    EXPECT_TRUE(said.ends_with(dispatch == kGather ? ", rows in FP8, sums as floats"
+                                                   : ", rows in FP8, sums in BF16"))
+        << said;
+    const double error = relative_error(first, want, ModelConfig::from_directory(directory).vocab);
+    EXPECT_LT(error, kMostErrorOfFp8Rows);
+    EXPECT_GT(error, kLeastErrorOfFp8Rows) << "rows were not rounded";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, RankReplicas, testing::ValuesIn(golden_families(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
 
@@ -652,6 +707,15 @@ TEST(RanksWithReplicas, RefuseWhatDoesNotFitTogether) {
             "--simulate-hosts 1,2: there are 2 ranks, of which every host has one or more");
   EXPECT_EQ(refused(2, [](Options o) { o.ep = 4; }),
             "--ep 4: all 2 ranks divide the experts: leave it out");
+  const std::string fp8 =
+      "--ep-rows fp8: no rows travel between ranks: leave it out, or give replicas of the backbone "
+      "(--dp), or gather, all-to-all or low-latency as --ep-dispatch on several ranks";
+  EXPECT_EQ(refused(2, [](Options o) { o.rows = ExpertRows::kFp8; }), fp8);
+  EXPECT_EQ(error_of([&] {
+              LoadedModel({.directory = kTinyR1, .context = 64, .rows = ExpertRows::kFp8});
+            }),
+            fp8);
+  EXPECT_EQ(refused(2, [](Options o) { o.rows = ExpertRows::kExact; }), "") << "as it would be";
   EXPECT_EQ(
       refused(2,
               [](Options o) {

@@ -157,7 +157,7 @@ class Refusals(KeptOutput):
                   "--frequency-penalty": (-101, 101), "--logprobs": (-1, 513), "--seed": ("x",),
                   "--logit-bias": ("512=1", "-1=1", "1", "=1", "1=", "1=x"), "--device": ("gpu",), "--isa": ("sse",),
                   "--experts": ("int3",), "--attention": ("fast",), "--kv": ("int8", "fp8"), "--activations": ("fp4", "fp8"), "--dense-products": ("mkl",),
-                  "--ranks": (-1, 0, "x")},
+                  "--ranks": (-1, 0, "x"), "--ep-dispatch": ("scatter",), "--ep-rows": ("bf16", "fp8")},
             plan: {"--ctx": (-1, 0, 163841), "--concurrency": (-1, 1 << 30), "--prompt": (0, 1 << 40), "--output": (0, 1 << 40),
                    "--user-speed": (-1, 1e7, "nan"), "--slo-ttft": (-1, 1e7, "nan"),
                    "--standbys": (-1, 1, "x"), "--request-rate": (1, "nan"), "--slo-gap": (0.1,),

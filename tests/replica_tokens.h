@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "offload/ranks/row_format.h"
 #include "ops/expert_pool.h"
 #include "ops/router.h"
 
@@ -64,6 +65,25 @@ struct ReplicaTokens {
   std::vector<float> x, weights;
   std::vector<int32_t> ids;
 };
+
+// The tokens whose rows were rounded on their way to the experts.
+inline ReplicaTokens as_sent(ReplicaTokens tokens, RowFormat there) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+  const RowCodec codec(kernels, there, tokens.dim);
+  std::vector<std::byte> bytes(codec.bytes());
+  for (size_t i = 0; i < tokens.x.size(); i += tokens.dim) {
+    codec.encode(&tokens.x[i], bytes.data());
+    codec.decode(bytes.data(), &tokens.x[i]);
+  }
+  return tokens;
+}
+
+// How far sums may be away, as a share of the largest: no term is negative, and sums that come back
+// as BF16 are rounded once by each rank, by at most 2^-8 of themselves. Rows in another format than
+// as_sent() has are further away: E4M3 rounds a number by up to 2^-4 of itself.
+inline double share_of_sums(RowFormat back) {
+  return 1e-5 + (back == RowFormat::kBf16 ? 0x1p-8 : 0);
+}
 
 constexpr int kMaxLaneTokens = 80;  // of a replica in kLaneSteps
 

@@ -62,6 +62,21 @@ void expect_close_logits(const Logits& got, const Logits& want, double share) {
   }
 }
 
+double relative_error(const std::vector<float>& got, const std::vector<float>& want, int64_t cols) {
+  EXPECT_EQ(got.size(), want.size());
+  std::vector<double> errors;
+  for (size_t row = 0; row < want.size(); row += cols) {
+    double of_differences = 0, of_all = 0;
+    for (size_t i = row; i < row + cols; ++i) {
+      of_differences += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
+      of_all += double{want[i]} * want[i];
+    }
+    errors.push_back(std::sqrt(of_differences / of_all));
+  }
+  std::sort(errors.begin(), errors.end());
+  return errors[errors.size() / 2];
+}
+
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   double most = 0;
   for (size_t i = 0; i < a.size(); ++i)

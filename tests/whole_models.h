@@ -39,6 +39,15 @@ Logits logits_after(LoadedModel& loaded, const std::vector<int32_t>& tokens);
 // Fails the test where a number is further from `want` than `share` of the row's largest.
 void expect_close_logits(const Logits& got, const Logits& want, double share);
 
+// The median of the rows' relative errors, sqrt(sum of squared differences / sum of squares of
+// `want`): a row whose token is computed by other experts does not count.
+double relative_error(const std::vector<float>& got, const std::vector<float>& want, int64_t cols);
+// Bounds of it for the logits of golden models whose rows travel as FP8 and sums as BF16. E4M3
+// rounds a number by up to 2^-4 of itself, about 2.6 % in the mean square; what that does to logits
+// after all layers is measured, 0.9 to 2.8 %, and the bound is twice the most.
+constexpr double kMostErrorOfFp8Rows = 0.06;
+constexpr double kLeastErrorOfFp8Rows = 1e-3;
+
 // NaN if any of the numbers is NaN.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
 

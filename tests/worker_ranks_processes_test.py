@@ -113,6 +113,8 @@ class RanksWithWorkers(unittest.TestCase):
                 ([*beside, "--ranks", "2", "--dp", "2"], "leave --workers, or --dp and --pp, out"),
                 ([*beside, "--ranks", "2", "--placement", "p.json"], "--workers and --placement p.json: several ranks do not use"),
                 ([*beside, "--ranks", "2", "--ep-dispatch", "gather"], "--ep-dispatch gather: ranks with workers add up"),
+                ([*beside, "--ranks", "2", "--ep-rows", "fp8"], "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out"),
+                ([*beside, "--ep-rows", "fp8"], "--ep-rows fp8: no rows travel between ranks: leave it out, or give replicas"),
                 ([*beside, "--ranks", "2", "--workers-file", "f"], f"--workers {worker.address} and --workers-file f: give one"),
                 (["--ranks", "2", "--workers-file", "/none"], "cannot open /none"),
                 (["--ranks", "2", "--workers", "127.0.0.1:1", "--worker-patience", "0.2"], "does not answer: Connection refused")):

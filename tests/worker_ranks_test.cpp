@@ -389,6 +389,8 @@ TEST(WorkersOfRanks, AreRefused) {
                    "--workers and --placement none.json: several ranks do not use"));
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.dispatch = ExpertDispatch::kAllToAll; }),
                    "--ep-dispatch all-to-all: ranks with workers add up"));
+  EXPECT_EQ(with([](ModelOptions& o) { o.rows = ExpertRows::kFp8; }),
+            "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.moves_experts = true; }),
                    "--rebalance: experts do not move to and from workers"));
   // What only the first rank finds.

@@ -1,6 +1,7 @@
 // One block per packed row; one thread per expert of a token.
 #include "device.h"
 #include "gpu_kernels/exchange/exchange.h"
+#include "gpu_kernels/exchange/row_words.h"
 
 namespace tandem::gpu {
 namespace {
@@ -9,14 +10,14 @@ constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackRowsArgs a) {
   const int64_t row = blockIdx.x;
-  float* const out = a.out.data + row * a.out.stride;
-  int32_t* const ids = reinterpret_cast<int32_t*>(out + a.dim);
+  std::byte* const out = a.out + row * a.shape.bytes();
+  auto* const ids = reinterpret_cast<int32_t*>(out + a.shape.row_bytes());
+  auto* const weights = reinterpret_cast<float*>(ids + a.shape.n_active);
   const bool is_token = row < a.tokens;
-  if (is_token)
-    for (int c = threadIdx.x; c < a.dim; c += kThreads) out[c] = a.x.data[row * a.x.stride + c];
-  for (int i = threadIdx.x; i < a.n_active; i += kThreads) {
+  if (is_token) write_row(a.shape.format, a.x.data + row * a.x.stride, a.shape.dim, out);
+  for (int i = threadIdx.x; i < a.shape.n_active; i += kThreads) {
     ids[i] = is_token ? a.ids[row * a.ids_stride + i] : -1;
-    out[a.dim + a.n_active + i] = is_token ? a.weights.data[row * a.weights.stride + i] : 0;
+    weights[i] = is_token ? a.weights.data[row * a.weights.stride + i] : 0;
   }
 }
 

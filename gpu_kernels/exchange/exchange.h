@@ -1,15 +1,20 @@
 // Rows of tokens as GPUs exchange them: a token's row, the ids of its experts and their weights
 // side by side, so that one transfer takes all; and which of several replicas computes them.
 #pragma once
+#include "core/row_format.h"
 #include "gpu_kernels/exchange/nearest_replica.h"
 #include "gpu_kernels/kernels.h"
 
 namespace tandem::gpu {
 
-// Floats from one packed row to the next: a multiple of 4, so that rows begin at whole 16 bytes.
-constexpr int64_t packed_row_stride(int64_t dim, int64_t n_active) {
-  return (dim + 2 * n_active + 3) / 4 * 4;
-}
+// A parcel: a row, the ids of its experts and their weights.
+struct ParcelShape {
+  int dim, n_active;
+  RowFormat format;  // of rows
+  constexpr int64_t row_bytes() const { return encoded_bytes(format, dim); }
+  // A multiple of 16. For R1 28,736 as floats, 14,400 as BF16 and 7,456 as FP8.
+  constexpr int64_t bytes() const { return round_up(row_bytes() + 8 * n_active, int64_t{16}); }
+};
 
 // out[t] = x[t], ids[t], weights[t] for t below `tokens`. Rows from there to `rows` get ids of -1.
 struct PackRowsArgs {
@@ -17,8 +22,9 @@ struct PackRowsArgs {
   const int32_t* ids;  // [tokens, n_active], rows ids_stride apart
   int64_t ids_stride;
   Matrix weights;  // [tokens, n_active]
-  Matrix out;      // [rows, packed_row_stride()]
-  int tokens, rows, dim, n_active;
+  ParcelShape shape;
+  std::byte* out;  // [rows] parcels
+  int tokens, rows;
 };
 void pack_rows(const Stream& stream, const PackRowsArgs& args);
 

@@ -1,8 +1,7 @@
-// Copies: one block for each token and rank, or for each row. Threads write words of 4 bytes, so
-// that a warp's stores cross the link as full packets.
+// Copies: one block for each token and rank, or for each row.
 #include "device.h"
 #include "gpu_kernels/exchange/parcels.h"
-#include "packed.h"
+#include "gpu_kernels/exchange/row_words.h"
 
 namespace tandem::gpu {
 namespace {
@@ -65,15 +64,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   const int64_t place = a.out ? first_of(chosen.counts, 0, rank) + slot : slot;
   std::byte* const to =
       (a.out ? a.out : a.peers.of_rank[rank] + a.offset) + place * a.shape.bytes();
-  const float* const x = a.x.data + token * a.x.stride;
-  if (a.shape.is_bf16) {
-    auto* const out = reinterpret_cast<uint32_t*>(to);
-    for (int c = 2 * threadIdx.x; c < a.shape.dim; c += 2 * kThreads)
-      out[c / 2] = pack_bf16(x[c], c + 1 < a.shape.dim ? x[c + 1] : 0);
-  } else {
-    auto* const out = reinterpret_cast<float*>(to);
-    for (int c = threadIdx.x; c < a.shape.dim; c += kThreads) out[c] = x[c];
-  }
+  write_row(a.shape.format, a.x.data + token * a.x.stride, a.shape.dim, to);
   const int32_t* const ids = chosen.ids + token * chosen.ids_stride;
   const uint32_t hash = hash_of_choice(ids, chosen.n_active);
   auto* const ids_out = reinterpret_cast<int32_t*>(to + a.shape.row_bytes());
@@ -96,13 +87,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   const std::byte* const from = a.parcels + row * a.shape.bytes();
   float* const x = a.x + row * dim;
-  if (a.shape.is_bf16) {
-    const auto* const in = reinterpret_cast<const bf16*>(from);
-    for (int c = threadIdx.x; c < dim; c += kThreads) x[c] = to_float(in[c]);
-  } else {
-    const auto* const in = reinterpret_cast<const float*>(from);
-    for (int c = threadIdx.x; c < dim; c += kThreads) x[c] = in[c];
-  }
+  for (int c = threadIdx.x; c < dim; c += kThreads)
+    x[c] = column_of_row(a.shape.format, from, dim, c);
   const auto* const ids = reinterpret_cast<const int32_t*>(from + a.shape.row_bytes());
   const auto* const weights = reinterpret_cast<const float*>(ids + n_active);
   for (int k = threadIdx.x; k < n_active; k += kThreads) {
@@ -112,11 +98,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) send_kernel(const __grid_constant__ SendSumsArgs a) {
-  const int64_t row = blockIdx.x, source = row / a.n_each, slot = row % a.n_each;
-  if (slot >= a.counts[source]) return;
-  auto* const to = reinterpret_cast<float*>(a.peers.of_rank[source] + a.offset) + slot * a.dim;
+  const int64_t row = blockIdx.x, row_bytes = encoded_bytes(a.format, a.dim);
   const float* const from = a.sums.data + row * a.sums.stride;
-  for (int c = threadIdx.x; c < a.dim; c += kThreads) to[c] = from[c];
+  if (a.out) return write_row(a.format, from, a.dim, a.out + row * row_bytes);
+  const int64_t source = row / a.n_each, slot = row % a.n_each;
+  if (slot >= a.counts[source]) return;
+  write_row(a.format, from, a.dim, a.peers.of_rank[source] + a.offset + slot * row_bytes);
 }
 
 // One block for each token.
@@ -124,12 +111,14 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ A
   const int64_t token = blockIdx.x;
   const int32_t* const slots = a.slots + token * a.n_ranks;
   float* const y = a.y.data + token * a.y.stride;
+  const int64_t row_bytes = encoded_bytes(a.format, a.dim);
   for (int c = threadIdx.x; c < a.dim; c += kThreads) {
     float sum = 0;
     int first = 0;
     for (int r = 0; r < a.n_ranks; ++r) {
       if (a.n_each > 0) first = r * a.n_each;
-      if (slots[r] >= 0) sum += a.sums[int64_t{first + slots[r]} * a.dim + c];
+      if (slots[r] >= 0)
+        sum += column_of_row(a.format, a.sums + (first + slots[r]) * row_bytes, a.dim, c);
       if (a.n_each == 0) first += a.counts[r];
     }
     y[c] += sum;

@@ -1,22 +1,15 @@
-// Rows of tokens that go only to the GPUs of ranks that compute their experts. A parcel is a row,
-// the ids of those of its experts that the rank computes, -1 for the others, and their weights.
+// Rows of tokens that go only to the GPUs of ranks that compute their experts. A parcel has the ids
+// of those of its experts that the rank computes, -1 for the others.
 //
 // Each rank's parcels lie either `n_each` apart, wherever a GPU knows alone how many there are, or,
 // where n_each is 0, follow those of the ranks before. Sums come back in the same places.
 #pragma once
+#include "gpu_kernels/exchange/exchange.h"
 #include "gpu_kernels/exchange/nearest_replica.h"
 #include "gpu_kernels/exchange/peer_windows.h"
 #include "gpu_kernels/kernels.h"
 
 namespace tandem::gpu {
-
-struct ParcelShape {
-  int dim, n_active;
-  bool is_bf16;  // rows are rounded to BF16; otherwise floats
-  constexpr int64_t row_bytes() const { return (int64_t{dim} * (is_bf16 ? 2 : 4) + 3) / 4 * 4; }
-  // A multiple of 16. 14,400 or 28,736 for R1.
-  constexpr int64_t bytes() const { return (row_bytes() + 8 * n_active + 15) / 16 * 16; }
-};
 
 // slots[t, r] = which of rank r's parcels token t is, in the order of tokens, or -1: rank r
 // computes none of its experts. counts[r] = parcels for rank r. An expert that several ranks have
@@ -56,21 +49,25 @@ struct UnpackParcelsArgs {
 };
 void unpack_parcels(const Stream& stream, const UnpackParcelsArgs& args);
 
-// Writes the sums of rows that unpack_parcels() has read, n_each > 0, to the windows of the ranks
-// that sent them, from byte `offset` on: [n_each, dim] floats.
+// Writes the sums of rows that unpack_parcels() has read: to `out`, where they follow each other,
+// or, where that is null and n_each > 0, to the windows of the ranks that sent the rows, n_each
+// from byte `offset` on.
 struct SendSumsArgs {
-  Matrix sums;            // [rows, dim]
-  const int32_t* counts;  // [ranks] parcels that had come from each
-  int n_each, rows, dim;
-  PeerAddresses peers;
-  int64_t offset;
+  Matrix sums = {};                    // [rows, dim]
+  RowFormat format = RowFormat::kF32;  // not kFp8
+  std::byte* out = nullptr;            // [rows, encoded_bytes()]
+  const int32_t* counts = nullptr;     // [ranks] parcels that had come from each
+  int n_each = 0, rows = 0, dim = 0;
+  PeerAddresses peers = {};
+  int64_t offset = 0;
 };
 void send_sums(const Stream& stream, const SendSumsArgs& args);
 
 // y[t] += the sums that have come back for token t, themselves added in ascending order of ranks.
 struct AddSumsArgs {
-  const float* sums;     // [.., dim]
-  const int32_t* slots;  // of choose_ranks()
+  const std::byte* sums;  // [.., encoded_bytes()]
+  RowFormat format;       // of sums; not kFp8
+  const int32_t* slots;   // of choose_ranks()
   const int32_t* counts;
   Matrix y;  // [tokens, dim]
   int n_each, tokens, n_ranks, dim;

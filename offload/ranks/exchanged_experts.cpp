@@ -98,9 +98,10 @@ void ExchangedExperts::add_lane(int number) {
 
 std::string ExchangedExperts::modes() const {
   const ExchangeLane& lane = *lanes_[0];
-  const std::string prompts = name_of(lane.prompts().choice);
-  const std::string decode = lane.decode().exchange ? name_of(lane.decode().choice) : prompts;
-  return fmt::format("prompts by {}, decode by {}", prompts, decode);
+  const ExchangeChoice prompts = lane.prompts().choice;
+  const ExchangeChoice decode = lane.decode().exchange ? lane.decode().choice : prompts;
+  return fmt::format("prompts by {}, decode by {}{}", name_of(prompts), name_of(decode),
+                     said_of(p_.formats, prompts.mode, decode.mode));
 }
 
 std::string ExchangedExperts::name_of(ExchangeChoice choice) const {
@@ -119,12 +120,14 @@ ExchangeWay ExchangedExperts::way_for(const HostGroups& groups, int max_tokens,
                                       std::optional<ExchangeChoice> asked,
                                       std::optional<bool> by_host) {
   const auto make = [&](ExchangeChoice choice) {
-    return make_exchange(choice.mode, groups, p_.owners, p_.kernels,
-                         {.dim = static_cast<int>(p_.config.dim),
-                          .n_active = p_.config.router.n_active,
-                          .max_tokens = max_tokens,
-                          .there = p_.there,
-                          .once_to_each_host = choice.once_to_each_host});
+    return make_exchange(
+        choice.mode, groups, p_.owners, p_.kernels,
+        {.dim = static_cast<int>(p_.config.dim),
+         .n_active = p_.config.router.n_active,
+         .max_tokens = max_tokens,
+         .there = p_.formats.there,
+         .back = choice.mode == ExchangeMode::kGather ? RowFormat::kF32 : p_.formats.back,
+         .once_to_each_host = choice.once_to_each_host});
   };
   if (asked) return {*asked, make(*asked)};
   std::vector<ExchangeChoice> choices;

@@ -22,7 +22,7 @@ struct ExchangedParts {
   const ModelConfig& config;
   ExpertPool& mine;                  // has at least this rank's experts, for grid.most_tokens()
   int max_tokens;                    // of a replica in a step
-  RowFormat there;                   // in which rows travel; sums come back as floats
+  RowFormats formats;                // of rows and sums; those that are reduced travel as floats
   std::optional<ExchangeMode> mode;  // nothing: for prompts and for decode what is faster here
   int micro_batches = 1;             // of every step, or kMeasured
   Patience patience = {};            // with a rank that is lost
@@ -45,7 +45,7 @@ class ExchangedExperts final : public ExpertPool {
   static int64_t bytes_for(const ModelConfig& config, BackboneGrid grid, const HostLayout& hosts,
                            int max_tokens, std::optional<ExchangeMode> mode, int micro_batches);
   // "prompts by all-to-all, decode by gather"; between hosts of several ranks "all-to-all (once to
-  // each host)" or "all-to-all (to each rank)"
+  // each host)" or "all-to-all (to each rank)"; then the formats where they are not exact
   std::string modes() const;
 
   bool waits(Ticket ticket) override { return lanes_[ticket]->is_apart(); }

@@ -13,6 +13,13 @@ bool crosses_once(ExchangeMode mode, const HostLayout& layout, const ExchangeSha
 
 }  // namespace
 
+std::string said_of(RowFormats formats, ExchangeMode prompts, ExchangeMode decode) {
+  if (formats.there != RowFormat::kFp8) return "";
+  const int n_gather = (prompts == ExchangeMode::kGather) + (decode == ExchangeMode::kGather);
+  constexpr const char* kSums[] = {"in BF16", "in BF16, by gather as floats", "as floats"};
+  return std::string(", rows in FP8, sums ") + kSums[n_gather];
+}
+
 int64_t exchange_bytes(ExchangeMode mode, const HostLayout& layout, const ExchangeShape& shape) {
   if (mode == ExchangeMode::kGather) return gather_exchange_bytes(layout.n_ranks(), shape);
   if (crosses_once(mode, layout, shape)) return host_exchange_bytes(layout, shape);

@@ -3,6 +3,7 @@
 // back.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/host_groups.h"
@@ -32,6 +33,10 @@ constexpr const char* name_of(ExchangeMode mode) {
   constexpr const char* kNames[] = {"gather", "all-to-all", "low-latency"};
   return kNames[static_cast<int>(mode)];
 }
+
+// What is said of these formats behind the names of the modes: ", rows in FP8, sums in BF16"; empty
+// where rows and sums travel exactly.
+std::string said_of(RowFormats formats, ExchangeMode prompts, ExchangeMode decode);
 
 // What is sent back for a token by kAllToAll and kLowLatency; kGather knows only the first.
 enum class ReturnedRows : uint8_t {

@@ -1,18 +1,15 @@
-// Rows of activations as they travel between ranks.
+// Rows of activations as they travel between CPU ranks (core/row_format.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "core/row_format.h"
 #include "cpu_kernels/kernels.h"
 
 namespace tandem {
 
-// kFp8: E4M3 with a float scale for every 128 columns, as DeepSeek's own dispatch sends rows.
-enum class RowFormat : uint8_t { kF32, kBf16, kFp8 };
-
-// Bytes of an encoded row: 28,672, 14,336 and 7,392 for 7168 columns.
-int64_t encoded_bytes(RowFormat format, int64_t dim);
+static_assert(cpu::kScaledColumns == kColumnsOfRowScale);
 
 // As add_rows() takes such rows; not for kFp8.
 constexpr cpu::ActivationType type_of(RowFormat format) {

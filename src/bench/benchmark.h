@@ -55,6 +55,7 @@ struct BenchOptions {
   std::string curves = {};  // machine: file of rows
   SimulatedRouting simulated_routing = {};
   ExpertDispatch dispatch = ExpertDispatch::kAuto;  // overlap: how rows travel
+  std::optional<ExpertRows> rows = {};              // overlap: their formats; nothing: exact
   std::string baseline = {};                        // embed, mlp: "torch", or empty
   std::string disk = {};                            // machine: file or directory to read
   std::vector<int64_t> bytes = {};  // comm: of a collective call; empty: from 1 KB to 64 MB

@@ -141,6 +141,7 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
           "write a timeline of all ranks for a Chrome trace viewer: the last of --tokens as "
           "a whole prompt, and in two micro-batches");
       add_dispatch(sub, o.dispatch);
+      add_expert_rows(sub, o.rows);
       add_simulated_network(sub, {o.simulated_hosts, o.simulated_delay, o.simulated_rate}, true);
       add_workers(sub, o.workers);
       return;

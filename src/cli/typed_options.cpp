@@ -107,6 +107,7 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
   add_number("--pp,--pp-size,--pipeline-parallel-size", model.n_stages,
              "pipeline stages, each with some of the layers");
   add_dispatch(command, model.dispatch);
+  add_expert_rows(command, model.rows);
   add_choice(command, "--replica-choice", model.replica_choice,
              {{name_of(ReplicaChoice::kNearest), ReplicaChoice::kNearest},
               {name_of(ReplicaChoice::kLeastLoaded), ReplicaChoice::kLeastLoaded}},
@@ -144,6 +145,17 @@ void add_dispatch(CLI::App& command, ExpertDispatch& value) {
   add_choice(command, "--ep-dispatch", value, choices,
              "how rows come to the ranks that have their experts; auto: the sums of all ranks are "
              "added, or with --dp what is measured to be faster");
+}
+
+void add_expert_rows(CLI::App& command, std::optional<ExpertRows>& value) {
+  using Rows = std::optional<ExpertRows>;
+  add_choice<Rows>(command, "--ep-rows", value,
+                   {{name_of(ExpertRows::kExact), Rows(ExpertRows::kExact)},
+                    {name_of(ExpertRows::kFp8), Rows(ExpertRows::kFp8)}},
+                   "how rows travel to the ranks that have their experts: exact, as BF16 where "
+                   "experts round to that anyway, else as floats, and sums as floats; fp8: rows as "
+                   "FP8 with scales, sums as BF16");
+  command.get_option("--ep-rows")->default_str(name_of(ExpertRows::kExact));
 }
 
 void add_simulated_routing(CLI::App& command, SimulatedRouting& value) {

@@ -46,10 +46,12 @@ void add_objective(CLI::App& command, Objective& value, const std::string& help)
 // --draft and --draft-tokens.
 void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens);
 void add_ranks(CLI::App& command, std::optional<int>& value);
-// --ranks, and how they divide a model: --dp, --tp, --ep, --pp, --ep-dispatch.
+// --ranks, and how they divide a model: --dp, --tp, --ep, --pp, --ep-dispatch, --ep-rows.
 void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& model);
 // How rows come to the ranks that have their experts.
 void add_dispatch(CLI::App& command, ExpertDispatch& value);
+// In which formats they travel; none if it is not said.
+void add_expert_rows(CLI::App& command, std::optional<ExpertRows>& value);
 // Experts that replace the router's choice for a measurement.
 void add_simulated_routing(CLI::App& command, SimulatedRouting& value);
 // Hosts and a network between them for a measurement on one host; help may not show them.

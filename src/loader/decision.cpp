@@ -311,6 +311,13 @@ ExpertsLayout fit_beside(Elsewhere elsewhere, const FitRequest& request, const H
   }
 }
 
+// Formats of rows that do not travel are refused; `advice`: what makes them travel.
+void require_rows_travel(const Decision& decision, bool travel, const char* advice) {
+  require(travel || decision.rows == ExpertRows::kExact,
+          "--ep-rows {}: no rows travel between ranks: leave it out, or {}", name_of(decision.rows),
+          advice);
+}
+
 // Replicas have tokens of their own.
 void require_rows_of_replicas(const ModelOptions& options, BackboneGrid grid) {
   require(grid.n_replicas == 1 || options.dispatch != ExpertDispatch::kAllReduce,
@@ -347,6 +354,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           name_of(options.dense_products));
   const bool has_replicas = decision.parts.grid.n_replicas > 1;
   require_dispatch_on_gpu(options, subject, decision.parts.grid, share.parts);
+  require_rows_travel(decision, has_replicas, "give replicas of the backbone (--dp)");
   require_routing_of_one_replica(options, decision);
   require(options.replica_choice == ReplicaChoice::kNearest,
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
@@ -387,6 +395,9 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
   require_rows_of_replicas(options, decision.parts.grid);
   const bool exchanges = exchanges_rows(options, decision.parts.grid);
   require_exchanged_rows(options, exchanges || !subject.on_workers.empty(), exchanges);
+  require_rows_travel(decision, exchanges,
+                      "give replicas of the backbone (--dp), or gather, all-to-all or low-latency "
+                      "as --ep-dispatch on several ranks");
   require_routing_of_one_replica(options, decision);
   require(!options.record_timeline || exchanges,
           "--timeline shows GPU and CPU side by side, or CPU and network of ranks that exchange "
@@ -459,6 +470,7 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
       decision.parts.ranks_of_expert =
           ranks_beside_workers(subject.on_workers, subject.rank.n_ranks);
   }
+  decision.rows = options.rows.value_or(ExpertRows::kExact);
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
   decision.parts.chunk_tokens = decision.limits.max_tokens;
@@ -516,6 +528,7 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .moves_experts = options.moves_experts,
           .micro_batches = exchanged_micro_batches(options, decision.parts),
           .exchange = exchange_mode(options.dispatch),
+          .rows = decision.rows,
           .patience = rank_patience(options.workers, GpuModelOptions().patience)};
 }
 

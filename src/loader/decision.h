@@ -16,6 +16,7 @@ struct Decision {
   StepLimits limits;  // of one step
   ExecutedParts parts;
   std::optional<BackboneShare> share = {};  // of this rank; nothing: there are no other ranks
+  ExpertRows rows = ExpertRows::kExact;     // as they travel between ranks
   StageLayers stage() const { return share ? share->layers : kAllLayers; }
 };
 

@@ -35,8 +35,9 @@ struct GpuModelOptions {
   int micro_batches = 1;                    // of steps of replicas, or ExpertPool::kMeasured
   // How rows of replicas travel; nothing: what is faster.
   std::optional<ExchangeMode> exchange = {};
-  bool on_one_host = true;  // the ranks of the stage
-  bool records = true;      // decode steps are recorded as graphs
+  ExpertRows rows = ExpertRows::kExact;  // how they travel
+  bool on_one_host = true;               // the ranks of the stage
+  bool records = true;                   // decode steps are recorded as graphs
   LoadProgress progress = {};
   // How long the CPU waits for the GPU, which waits for other ranks.
   std::chrono::duration<double> patience = std::chrono::seconds(60);

@@ -170,6 +170,8 @@ void require_one_backbone(const ModelOptions& options) {
   require(!exchange_mode(options.dispatch),
           "--ep-dispatch {}: ranks with workers add up their sums: leave it or --workers out",
           name_of(options.dispatch));
+  require(options.rows != ExpertRows::kFp8,
+          "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
 }
 
 }  // namespace
@@ -271,6 +273,7 @@ std::string LoadedModel::arithmetic_of(const Decision& decision) const {
     text +=
         (gpu_ ? ", " : "") + arithmetic_text(kernels_, decision.parts.experts, weights_, config_);
   if (provider_) text += ", dense products by " + dense_products_;
+  if (decision.rows == ExpertRows::kFp8) text += ", rows of experts in FP8";
   if (asked_workers_) text += ", workers with " + arithmetic_of_workers(*asked_workers_);
   return text;
 }
@@ -536,7 +539,6 @@ void LoadedModel::set_owners(const ModelOptions& options, const Decision& decisi
                                                      n_of_stage, hosts, options.replica_choice));
 }
 
-// Rows travel as BF16 where the experts of all ranks round them to that anyway.
 std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOptions& options,
                                                                  const Decision& decision) {
   Group& group = *options.ranks.group;
@@ -557,7 +559,7 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
                       .host_of_rank = simulates_hosts ? hosts.host_of_rank() : std::vector<int>()});
   auto experts = std::make_unique<ExchangedExperts>(ExchangedParts{
       delayed_ ? *delayed_ : groups_.stage(), hosts, grid.of_stage(), *owners_, kernels_, config_,
-      *experts_, decision.limits.max_tokens, takes_bf16 ? RowFormat::kBf16 : RowFormat::kF32,
+      *experts_, decision.limits.max_tokens, row_formats(decision.rows, takes_bf16),
       exchange_mode(options.dispatch), exchanged_micro_batches(options, decision.parts)});
   options.note("rows of experts: " + experts->modes());
   return experts;

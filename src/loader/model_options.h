@@ -9,6 +9,7 @@
 
 #include "comm/group.h"
 #include "comm/hosts.h"
+#include "core/row_format.h"
 #include "cpu_kernels/kernels.h"
 #include "engine/step_channel.h"
 #include "engine/step_runner.h"
@@ -117,6 +118,8 @@ struct ModelOptions {
   int n_stages = 0;    // of a pipeline; 0: as placed, or one
   int ep = 0;          // ranks that divide the experts, which is all of a stage; 0: not said
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
+  // Formats of those rows; nothing: exact.
+  std::optional<ExpertRows> rows = {};
   ReplicaChoice replica_choice = ReplicaChoice::kNearest;  // of an expert that several ranks have
   // Parts of a step where CPU ranks exchange rows; 0: as many as is measured to be faster.
   int micro_batches = 0;

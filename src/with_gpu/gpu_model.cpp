@@ -35,7 +35,8 @@ CudaWaysAsked ways_asked(const GpuModelOptions& options, const GpuParts& parts) 
           .on_one_host = options.on_one_host,
           .grid = options.grid.of_stage(),
           .max_tokens = options.max_tokens,
-          .micro_batches = micro_batches_of(options, parts)};
+          .micro_batches = micro_batches_of(options, parts),
+          .rows = options.rows};
 }
 
 bool any_on_gpu(const GpuParts& parts) {
@@ -270,18 +271,18 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaExchangedExperts> exchanged_;  // null: one replica
 };
 
-// Parcels have rows in BF16 where the experts of all ranks round them to that. An emulated GPU
-// measures nothing.
+// An emulated GPU measures nothing.
 void Loaded::exchange_rows(Group& stage, const std::function<void()>& on_hang) {
   network_ = std::make_unique<gpu::Stream>();
   ways_.sends_parcels = least_on_all(stage, ways_.sends_parcels) > 0;
   ways_.measures = !gpu_info_.emulated;
-  const CudaExchange::Parts parts = {.config = config_,
-                                     .ranks = *stage_,
-                                     .owners = *owners_,
-                                     .stream = stream_,
-                                     .network = *network_,
-                                     .sends_bf16 = ways_.sends_parcels && !fp8_activations_};
+  const CudaExchange::Parts parts = {
+      .config = config_,
+      .ranks = *stage_,
+      .owners = *owners_,
+      .stream = stream_,
+      .network = *network_,
+      .formats = row_formats(ways_.rows, ways_.sends_parcels && !fp8_activations_)};
   // NCCL connects in its first calls, which may take seconds.
   constexpr std::chrono::seconds kPatience(60);
   std::optional<ProgressWatch> watch;

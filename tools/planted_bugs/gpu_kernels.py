@@ -27,7 +27,8 @@ TESTS_OF = {
     "gpu_kernels/sort_pairs": ["gpu_kernels_test"],
     "gpu_kernels/stamp": ["gpu_hand_off_test"],
     "gpu_kernels/unpack": ["gpu_unpack_test"],
-    "gpu_kernels/parcels": ["gpu_exchange_test", "gpu_engine_exchanged_test"],
+    "gpu_kernels/exchange/parcels": ["gpu_exchange_test", "gpu_engine_exchanged_test"],
+    "gpu_kernels/exchange/row_words": ["gpu_exchange_test", "gpu_engine_exchanged_test"],
     "gpu_kernels/exchange": ["gpu_engine_ranks_test", "gpu_engine_rank_steps_test"],
 }
 
@@ -159,6 +160,12 @@ MUTANTS = [
     ("GPU ranks: a rank looks for its number in a list of its own", "gpu_kernels/gpu_facts.cpp", [("  if (rest.find(',') == std::string_view::npos) return *visible;\n", "")]),
     ("GPU ranks: the second GPU is the first", "gpu_kernels/gpu_facts.cpp", [("    rest.remove_prefix(comma + 1);\n", "")]),
     ("GPU replicas: rows of padding are computed", "gpu_kernels/exchange/exchange.cu", [("a.ids[row * a.ids_stride + i] : -1;", "a.ids[row * a.ids_stride + i] : 0;")]),
+    ("GPU rows in FP8: all columns have the first scale", "gpu_kernels/exchange/row_words.h", [("(row + row_scales_begin(dim))[c / kColumnsOfRowScale];", "(row + row_scales_begin(dim))[0 * c];")]),
+    ("GPU rows in FP8: codes are of another scale than the one that is sent", "gpu_kernels/exchange/row_words.h", [("largest > 0 ? 448 / largest : 0;", "largest > 0 ? 440 / largest : 0;")]),
+    ("GPU rows in FP8: every lane has a scale of its own", "gpu_kernels/exchange/row_words.h", [("      size = max(size, __shfl_xor_sync(~0u, size, distance));\n", "      ;\n")]),
+    ("GPU rows in FP8: codes of a word in the other order", "gpu_kernels/exchange/row_words.h", [("to_e4m3(v[i] * inverse) << 8 * i;", "to_e4m3(v[i] * inverse) << 8 * (kEach - 1 - i);")]),
+    ("GPU sums in BF16: windows have room for floats between them", "gpu_kernels/exchange/parcels.cu", [("a.offset + slot * row_bytes);", "a.offset + slot * 4 * a.dim);")]),
+    ("GPU sums in BF16: they are read as floats", "gpu_kernels/exchange/parcels.cu", [("column_of_row(a.format, a.sums +", "column_of_row(RowFormat::kF32, a.sums +")]),
     ("GPU parcels: ids of other ranks travel too", "gpu_kernels/exchange/parcels.cu", [("ids_out[k] = here ? ids[k] : -1;", "ids_out[k] = ids[k];")]),
     ("GPU parcels: slots do not count the warps before", "gpu_kernels/exchange/parcels.cu", [("    for (int w = 0; w < warp; ++w) before += s.n_of_warp[w];\n", "")]),
     ("GPU parcels: sums of all ranks are taken where the first one's are", "gpu_kernels/exchange/parcels.cu", [("      if (a.n_each == 0) first += a.counts[r];\n", "")]),

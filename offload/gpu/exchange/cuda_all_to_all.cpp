@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "offload/gpu/exchange/cuda_parcels.h"
+#include "ops/cuda_weights.h"
 
 namespace tandem {
 namespace {
@@ -22,7 +23,8 @@ class CudaAllToAll final : public CudaExchange {
         parcels_(parts, max_rows),
         sent_(n_copies_ * max_rows * parcels_.shape().bytes(), gpu::Site::kDevice),
         received_(n_ranks_ * max_rows * parcels_.shape().bytes(), gpu::Site::kDevice),
-        answers_(n_copies_ * max_rows * parts.config.dim * 4, gpu::Site::kDevice),
+        answers_(n_copies_ * max_rows * parcels_.answer_bytes(), gpu::Site::kDevice),
+        encoded_(encodes() ? n_ranks_ * max_rows * parcels_.answer_bytes() : 0, gpu::Site::kDevice),
         counts_(ExpertPool::kMaxTickets * bytes_of_counts(), gpu::Site::kDevice),
         counts_here_(ExpertPool::kMaxTickets * bytes_of_counts(), gpu::Site::kMapped) {
     for (Numbers& n : numbers_)
@@ -60,12 +62,24 @@ class CudaAllToAll final : public CudaExchange {
   }
 
   void send_back(const CudaLane& lane) override {
+    const TensorView sums = parcels_.sums(lane);
+    void* answers = sums.data;
+    if (encodes()) {
+      std::byte* const out =
+          encoded_.as<std::byte>() + lane.first * n_ranks_ * parcels_.answer_bytes();
+      gpu::send_sums(p_.stream, {.sums = gpu_matrix(sums),
+                                 .format = p_.formats.back,
+                                 .out = out,
+                                 .rows = static_cast<int>(sums.rows),
+                                 .dim = static_cast<int>(sums.cols)});
+      answers = out;
+    }
     p_.stream.record(ready_);
     p_.network.wait_for(ready_);
     const Numbers& n = numbers_[lane.number];
-    const int64_t dim = p_.config.dim;
-    exchange(lane, {parcels_.sums(lane).data, times(n.received, dim, words_sent_), answers_of(lane),
-                    times(n.sent, dim, words_received_)});
+    const int64_t words = parcels_.answer_bytes() / 4;
+    exchange(lane, {answers, times(n.received, words, words_sent_), answers_of(lane),
+                    times(n.sent, words, words_received_)});
   }
 
   void add_to(const CudaLane& lane, TensorView y) override {
@@ -78,6 +92,8 @@ class CudaAllToAll final : public CudaExchange {
   struct Numbers {
     std::vector<int64_t> sent, received;
   };
+  // Whether sums are not sent as the experts have computed them.
+  bool encodes() const { return p_.formats.back != RowFormat::kF32; }
   int64_t bytes_of_counts() const { return int64_t{n_ranks_} * n_ranks_ * 4; }
   std::byte* sent_of(const CudaLane& lane) const {
     return sent_.as<std::byte>() + lane.first * n_copies_ * parcels_.shape().bytes();
@@ -85,8 +101,8 @@ class CudaAllToAll final : public CudaExchange {
   std::byte* received_of(const CudaLane& lane) const {
     return received_.as<std::byte>() + lane.first * n_ranks_ * parcels_.shape().bytes();
   }
-  float* answers_of(const CudaLane& lane) const {
-    return answers_.as<float>() + lane.first * n_copies_ * p_.config.dim;
+  std::byte* answers_of(const CudaLane& lane) const {
+    return answers_.as<std::byte>() + lane.first * n_copies_ * parcels_.answer_bytes();
   }
   int32_t* here_of(const CudaLane& lane) const {
     return counts_here_.as<int32_t>() + lane.number * n_ranks_ * n_ranks_;
@@ -108,7 +124,8 @@ class CudaAllToAll final : public CudaExchange {
   CudaParcels parcels_;
   const gpu::Buffer sent_;         // [n_copies_ * max_rows] parcels
   const gpu::Buffer received_;     // [ranks * max_rows] parcels
-  const gpu::Buffer answers_;      // [n_copies_ * max_rows, dim]
+  const gpu::Buffer answers_;      // [n_copies_ * max_rows] sums
+  const gpu::Buffer encoded_;      // [ranks * max_rows] sums that are sent, where encodes()
   const gpu::Buffer counts_;       // [micro-batches, from rank, to rank]
   const gpu::Buffer counts_here_;  // the same for the host
   std::array<Numbers, ExpertPool::kMaxTickets> numbers_;
@@ -119,12 +136,15 @@ class CudaAllToAll final : public CudaExchange {
 
 }  // namespace
 
-int64_t cuda_all_to_all_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows) {
-  const int64_t parcel =
-      gpu::ParcelShape{static_cast<int>(config.dim), config.router.n_active, false}.bytes();
+int64_t cuda_all_to_all_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows,
+                              RowFormats formats) {
+  const auto dim = static_cast<int>(config.dim);
+  const int64_t parcel = gpu::ParcelShape{dim, config.router.n_active, formats.there}.bytes();
   const int64_t n_copies = most_copies(config, n_ranks);
+  const int64_t n_answers = n_copies + (formats.back == RowFormat::kF32 ? 0 : n_ranks);
   return CudaParcels::bytes_for(config, n_ranks, max_rows) +
-         max_rows * (n_copies + n_ranks) * parcel + max_rows * n_copies * config.dim * 4 +
+         max_rows * (n_copies + n_ranks) * parcel +
+         max_rows * n_answers * encoded_bytes(formats.back, dim) +
          int64_t{ExpertPool::kMaxTickets} * n_ranks * n_ranks * 4;
 }
 

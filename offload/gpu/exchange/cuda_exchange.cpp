@@ -18,10 +18,12 @@ std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
 }
 
 int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, int n_ranks,
-                            int64_t max_rows) {
-  if (mode == ExchangeMode::kGather) return cuda_gather_bytes(config, n_ranks, max_rows);
-  if (mode == ExchangeMode::kAllToAll) return cuda_all_to_all_bytes(config, n_ranks, max_rows);
-  return cuda_low_latency_bytes(config, n_ranks, max_rows);
+                            int64_t max_rows, ExpertRows rows) {
+  const RowFormats formats = row_formats(rows, false);  // the larger ones
+  if (mode == ExchangeMode::kGather) return cuda_gather_bytes(config, n_ranks, max_rows, formats);
+  if (mode == ExchangeMode::kAllToAll)
+    return cuda_all_to_all_bytes(config, n_ranks, max_rows, formats);
+  return cuda_low_latency_bytes(config, n_ranks, max_rows, formats);
 }
 
 }  // namespace tandem

@@ -31,7 +31,8 @@ class CudaExchange {
     const CudaOwners& owners;  // of the same ranks
     gpu::Stream& stream;       // of the backbone
     gpu::Stream& network;      // of what ranks do together
-    bool sends_bf16 = false;   // not gather: the experts of all ranks round rows to BF16 anyway
+    // Of rows and sums. By gather, sums are floats, and so are rows unless they are FP8.
+    RowFormats formats = {};
   };
   explicit CudaExchange(int64_t max_rows) : max_rows_(max_rows) {}
   virtual ~CudaExchange() = default;
@@ -73,9 +74,9 @@ std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
 // Steps with kAllToAll cannot be recorded, because the host learns the numbers of rows in each
 // layer.
 constexpr bool can_record(ExchangeMode mode) { return mode != ExchangeMode::kAllToAll; }
-// Bytes on each of n_ranks GPUs, for rows of floats.
+// Bytes on each of n_ranks GPUs at most.
 int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, int n_ranks,
-                            int64_t max_rows);
+                            int64_t max_rows, ExpertRows rows);
 
 // One function each in the file of the form.
 std::unique_ptr<CudaExchange> make_cuda_gather(const CudaExchange::Parts& parts, int64_t max_rows);
@@ -83,8 +84,11 @@ std::unique_ptr<CudaExchange> make_cuda_all_to_all(const CudaExchange::Parts& pa
                                                    int64_t max_rows);
 std::unique_ptr<CudaExchange> make_cuda_low_latency(const CudaExchange::Parts& parts,
                                                     int64_t max_rows);
-int64_t cuda_gather_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows);
-int64_t cuda_all_to_all_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows);
-int64_t cuda_low_latency_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows);
+int64_t cuda_gather_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows,
+                          RowFormats formats);
+int64_t cuda_all_to_all_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows,
+                              RowFormats formats);
+int64_t cuda_low_latency_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows,
+                               RowFormats formats);
 
 }  // namespace tandem

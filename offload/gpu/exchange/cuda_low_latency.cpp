@@ -12,23 +12,23 @@ namespace {
 
 constexpr int kLanes = ExpertPool::kMaxTickets;
 
-// A window: words [kind, micro-batch, rank], then parcels [ranks * max_rows], then sums [.., dim].
+// A window: words [kind, micro-batch, rank], then parcels [ranks * max_rows], then sums.
 struct RowWindow {
   enum Kind { kCount, kRows, kSums };  // number of rows; signals that these and sums are there
-  int64_t n_ranks, max_rows, parcel_bytes, dim;
+  int64_t n_ranks, max_rows, parcel_bytes, sum_bytes;
 
   int64_t word(Kind kind, int lane, int rank) const {
     return ((kind * kLanes + lane) * n_ranks + rank) * 4;
   }
   int64_t parcels() const { return round_up(3 * kLanes * n_ranks * 4, 16); }
   int64_t sums() const { return parcels() + n_ranks * max_rows * parcel_bytes; }
-  int64_t bytes() const { return sums() + n_ranks * max_rows * dim * 4; }
+  int64_t bytes() const { return sums() + n_ranks * max_rows * sum_bytes; }
   // Where those of rank `from` are in a micro-batch.
   int64_t parcels_from(const CudaLane& lane, int from) const {
     return parcels() + (lane.first * n_ranks + from * lane.n_of_rank) * parcel_bytes;
   }
   int64_t sums_from(const CudaLane& lane, int from) const {
-    return sums() + (lane.first * n_ranks + from * lane.n_of_rank) * dim * 4;
+    return sums() + (lane.first * n_ranks + from * lane.n_of_rank) * sum_bytes;
   }
 };
 
@@ -49,7 +49,7 @@ class CudaLowLatency final : public CudaExchange {
         p_(parts),
         n_ranks_(parts.ranks.n_ranks()),
         parcels_(parts, max_rows),
-        window_{n_ranks_, max_rows, parcels_.shape().bytes(), parts.config.dim},
+        window_{n_ranks_, max_rows, parcels_.shape().bytes(), parcels_.answer_bytes()},
         counts_(int64_t{kLanes} * n_ranks_ * 4, gpu::Site::kDevice),
         signals_(kSignals * 2 * kLanes * 4, gpu::Site::kDevice),
         passed_(int64_t{2} * kLanes * 4, gpu::Site::kMapped),
@@ -93,6 +93,7 @@ class CudaLowLatency final : public CudaExchange {
     p_.network.wait_for(ready_);
     const TensorView sums = parcels_.sums(lane);
     gpu::send_sums(p_.network, {.sums = {sums.row<float>(0), sums.stride},
+                                .format = p_.formats.back,
                                 .counts = counts_from_ranks(lane),
                                 .n_each = static_cast<int>(lane.n_of_rank),
                                 .rows = static_cast<int>(sums.rows),
@@ -104,9 +105,8 @@ class CudaLowLatency final : public CudaExchange {
 
   void add_to(const CudaLane& lane, TensorView y) override {
     p_.stream.wait_for(there_[lane.number]);
-    const auto* const sums =
-        reinterpret_cast<const float*>(windows_.own() + window_.sums_from(lane, 0));
-    parcels_.add_to(lane, sums, static_cast<int>(lane.n_of_rank), y);
+    parcels_.add_to(lane, windows_.own() + window_.sums_from(lane, 0),
+                    static_cast<int>(lane.n_of_rank), y);
   }
 
   uint64_t progress() const override {
@@ -156,11 +156,12 @@ class CudaLowLatency final : public CudaExchange {
 
 }  // namespace
 
-int64_t cuda_low_latency_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows) {
-  const int64_t parcel =
-      gpu::ParcelShape{static_cast<int>(config.dim), config.router.n_active, false}.bytes();
+int64_t cuda_low_latency_bytes(const ModelConfig& config, int n_ranks, int64_t max_rows,
+                               RowFormats formats) {
+  const auto dim = static_cast<int>(config.dim);
+  const int64_t parcel = gpu::ParcelShape{dim, config.router.n_active, formats.there}.bytes();
   return CudaParcels::bytes_for(config, n_ranks, max_rows) +
-         RowWindow{n_ranks, max_rows, parcel, config.dim}.bytes() + (2 << 20);
+         RowWindow{n_ranks, max_rows, parcel, encoded_bytes(formats.back, dim)}.bytes() + (2 << 20);
 }
 
 std::unique_ptr<CudaExchange> make_cuda_low_latency(const CudaExchange::Parts& parts,

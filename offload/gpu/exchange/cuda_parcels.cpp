@@ -6,7 +6,7 @@ namespace tandem {
 
 CudaParcels::CudaParcels(const CudaExchange::Parts& parts, int64_t max_rows)
     : p_(parts),
-      shape_{static_cast<int>(parts.config.dim), parts.config.router.n_active, parts.sends_bf16},
+      shape_{static_cast<int>(parts.config.dim), parts.config.router.n_active, parts.formats.there},
       n_ranks_(parts.ranks.n_ranks()),
       slots_(max_rows * n_ranks_ * 4, gpu::Site::kDevice),
       x_(n_ranks_ * max_rows * shape_.dim * 4, gpu::Site::kDevice),
@@ -63,8 +63,9 @@ CudaExchange::Here CudaParcels::unpack(const CudaLane& lane, int64_t n,
   return {batch, sums};
 }
 
-void CudaParcels::add_to(const CudaLane& lane, const float* answers, int n_each, TensorView y) {
+void CudaParcels::add_to(const CudaLane& lane, const std::byte* answers, int n_each, TensorView y) {
   gpu::add_sums(p_.stream, {.sums = answers,
+                            .format = p_.formats.back,
                             .slots = slots_.as<int32_t>() + lane.first * n_ranks_,
                             .counts = counts_[lane.number],
                             .y = gpu_matrix(y),

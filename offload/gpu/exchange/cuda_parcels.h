@@ -24,8 +24,9 @@ class CudaParcels {
   // and counts where n_each > 0.
   CudaExchange::Here unpack(const CudaLane& lane, int64_t n, const gpu::UnpackParcelsArgs& from);
   TensorView sums(const CudaLane& lane) const { return sums_of_[lane.number]; }
-  // y += the answers of its tokens; [.., dim] in the places of the parcels.
-  void add_to(const CudaLane& lane, const float* answers, int n_each, TensorView y);
+  // y += the answers of its tokens, [.., answer_bytes()] in the places of the parcels.
+  void add_to(const CudaLane& lane, const std::byte* answers, int n_each, TensorView y);
+  int64_t answer_bytes() const { return encoded_bytes(p_.formats.back, shape_.dim); }
 
  private:
   const CudaExchange::Parts p_;

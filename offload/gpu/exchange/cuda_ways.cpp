@@ -118,8 +118,9 @@ constexpr ExchangeMode kOnlyGather[] = {ExchangeMode::kGather};
 }  // namespace
 
 std::string CudaWays::said() const {
-  return fmt::format("prompts by {}, decode by {}{}{}", name_of(mode_of_prompts),
-                     name_of(mode_of_decode), why_not.empty() ? "" : "; not others: ", why_not);
+  return fmt::format("prompts by {}, decode by {}{}{}{}", name_of(mode_of_prompts),
+                     name_of(mode_of_decode), said_of(formats, mode_of_prompts, mode_of_decode),
+                     why_not.empty() ? "" : "; not others: ", why_not);
 }
 
 CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
@@ -127,22 +128,27 @@ CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
   const int64_t n = rows_of_prompts(asked);
   if (asked.mode || !asked.sends_parcels) {
     const ExchangeMode mode = asked.mode.value_or(ExchangeMode::kGather);
-    return {mode, mode, make_cuda_exchange(mode, parts, group, n), nullptr, {}};
+    return {mode, mode, make_cuda_exchange(mode, parts, group, n), nullptr, {}, parts.formats};
   }
   Chosen prompts = choose(parts, group, kOfPrompts, asked.measures, n);
   const auto of_decode = asked.on_one_host ? std::span<const ExchangeMode>(kOfDecode)
                                            : std::span<const ExchangeMode>(kOnlyGather);
   Chosen decode = choose(parts, group, of_decode, asked.measures, rows_of_decode(asked));
   if (decode.mode == prompts.mode) decode.exchange.reset();
-  return {prompts.mode, decode.mode, std::move(prompts.exchange), std::move(decode.exchange),
-          decode.why_not.empty() ? prompts.why_not : decode.why_not};
+  return {prompts.mode,
+          decode.mode,
+          std::move(prompts.exchange),
+          std::move(decode.exchange),
+          decode.why_not.empty() ? prompts.why_not : decode.why_not,
+          parts.formats};
 }
 
 int64_t cuda_ways_bytes(const ModelConfig& config, const CudaWaysAsked& asked) {
   const auto most_of = [&](std::span<const ExchangeMode> modes, int64_t n_rows) {
     int64_t most = 0;
     for (const ExchangeMode mode : modes)
-      most = std::max(most, cuda_exchange_bytes(mode, config, asked.grid.n_ranks(), n_rows));
+      most = std::max(most,
+                      cuda_exchange_bytes(mode, config, asked.grid.n_ranks(), n_rows, asked.rows));
     return most;
   };
   const int64_t n = rows_of_prompts(asked);

@@ -14,8 +14,10 @@ struct CudaWays {
   // For steps of up to kDecodeTokens tokens of a replica, which may be recorded; null: as prompts.
   std::unique_ptr<CudaExchange> decode;
   static constexpr int kDecodeTokens = CudaDevice::kMaxRecordedTokens;
-  std::string why_not;       // a mode that would have been measured cannot be used
-  std::string said() const;  // "prompts by all-to-all, decode by low-latency"
+  std::string why_not;      // a mode that would have been measured cannot be used
+  RowFormats formats = {};  // CudaExchange::Parts::formats
+  // "prompts by all-to-all, decode by low-latency", and the formats where they are not exact
+  std::string said() const;
 };
 
 // What decides; the same on all ranks.
@@ -30,6 +32,7 @@ struct CudaWaysAsked {
   bool measures = true;
   BackboneGrid grid = {};
   int max_tokens = 1, micro_batches = 1;
+  ExpertRows rows = ExpertRows::kExact;  // for which memory is counted
 };
 
 // All ranks call it, with a group of the same ranks. Throws AgreedError where the mode that is

@@ -95,6 +95,7 @@ class OverlapBench {
                        .workers = o_.workers,
                        .n_replicas = group_.size(),
                        .dispatch = o_.dispatch,
+                       .rows = o_.rows,
                        .simulated_delay = o_.simulated_delay,
                        .simulated_rate = o_.simulated_rate,
                        .simulated_hosts = o_.simulated_hosts,
