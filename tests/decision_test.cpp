@@ -81,10 +81,12 @@ TEST_F(OnTheCpu, ExpertsOfWorkersAreElsewhere) {
 
 TEST(ExchangedMicroBatches, AreAsAskedOrAsPlaced) {
   ExecutedParts placed;
+  ModelOptions of_three;
+  of_three.micro_batches = 3;
   EXPECT_EQ(exchanged_micro_batches({}, placed), ExpertPool::kMeasured);
   placed.micro_batches = 2;
   EXPECT_EQ(exchanged_micro_batches({}, placed), 2);
-  EXPECT_EQ(exchanged_micro_batches({.micro_batches = 3}, {}), 3);
+  EXPECT_EQ(exchanged_micro_batches(of_three, {}), 3);
 }
 
 // The least memory with which experts stay as they are stored grows with the buffers of

@@ -11,6 +11,7 @@
 #include "io/json.h"
 #include "io/machine_json.h"
 #include "tests/error_of.h"
+#include "tests/small_config.h"
 
 namespace tandem {
 namespace {
@@ -39,7 +40,8 @@ struct Result {
 };
 
 // Of each rank. `machine`: before, at rank 0
-std::vector<Result> results(const std::vector<int>& hosts, const std::string& machine) {
+std::vector<Result> results(const std::vector<int>& hosts, const std::string& machine,
+                            const std::vector<int>& tokens = {}) {
   std::vector<Result> all(hosts.size());
   run_local_ranks({static_cast<int>(hosts.size())}, [&](Group& group) {
     NoMpi mpi;
@@ -48,7 +50,9 @@ std::vector<Result> results(const std::vector<int>& hosts, const std::string& ma
     bench.options.bytes = {64, 40'000};
     bench.options.seconds = 1e-4;
     bench.options.out = "m.json";
+    bench.options.tokens = tokens;
     bench.options.ranks = &ranks;
+    bench.config = small_r1();
     Result& mine = all[group.rank()];
     const std::unique_ptr<GpuCalls> gpus = connect_gpus(group);
     mine.machine = bench_gpu_calls(bench, HostLayout(hosts), *gpus,
@@ -88,6 +92,38 @@ TEST(GpuCommBench, EveryCallOfEverySize) {
       EXPECT_DOUBLE_EQ(row["bytes_per_second"], row["bytes"].get<double>() / seconds);
       EXPECT_GT(row["enqueued_seconds"].get<double>(), 0);
     }
+  }
+}
+
+// Experts are dealt in turns to two ranks, and every token here has one on each.
+TEST(GpuCommBench, ExchangesOfRows) {
+  constexpr int kTokens = 40;
+  const ModelConfig c = small_r1();
+  const std::vector<Result> all = results({0, 0}, "", {kTokens});
+  std::map<std::string, int64_t> bytes;
+  for (const Json& row : all[0].rows) {
+    if (!row.contains("tokens")) continue;
+    EXPECT_EQ(row["tokens"], kTokens);
+    EXPECT_GT(row["seconds"].get<double>(), 0);
+    bytes[fmt::format("{} {} {}", row["operation"].get<std::string>(),
+                      row["there"].get<std::string>(), row["back"].get<std::string>())] =
+        row["bytes"];
+    EXPECT_TRUE(says(comm_benchmark().text(row),
+                     fmt::format("|     40 | {}, {}", row["there"].get<std::string>(),
+                                 row["back"].get<std::string>())));
+  }
+  ASSERT_EQ(bytes.size(), 6u);
+  const int64_t lists = 8 * c.router.n_active, dim = c.dim;
+  const auto parcel = [&](int64_t row_bytes) { return (row_bytes + lists + 15) / 16 * 16; };
+  const int64_t fp8 = parcel(dim + dim / 128 * 4), bf16 = parcel(2 * dim), f32 = parcel(4 * dim);
+  EXPECT_EQ(bytes.at("exchange gather fp8 f32"), kTokens * (fp8 + 2 * 4 * dim));
+  EXPECT_EQ(bytes.at("exchange gather f32 f32"), kTokens * (f32 + 2 * 4 * dim));
+  const int64_t n = bytes.at("exchange all-to-all bf16 f32") / (bf16 + 4 * dim);
+  EXPECT_GT(n, kTokens);
+  EXPECT_LE(n, 2 * kTokens);
+  for (const char* const mode : {"all-to-all", "low-latency"}) {
+    EXPECT_EQ(bytes.at(fmt::format("exchange {} bf16 f32", mode)), n * (bf16 + 4 * dim)) << mode;
+    EXPECT_EQ(bytes.at(fmt::format("exchange {} fp8 bf16", mode)), n * (fp8 + 2 * dim)) << mode;
   }
 }
 
@@ -159,8 +195,10 @@ TEST(GpuCommBench, RowsAreATable) {
                     {"seconds_over_enqueued", 0.5}};
   const Benchmark benchmark = comm_benchmark();
   EXPECT_TRUE(says(benchmark.header(row), "the GPUs of 4 ranks on 2 hosts (G), by NCCL"));
-  EXPECT_EQ(benchmark.text(row),
-            "| all_reduce           |      2.0 |      10.0 |   0.20 |        20.0 |    0.50 |\n");
+  EXPECT_EQ(
+      benchmark.text(row),
+      "| all_reduce           |        |             |      2.0 |      10.0 |   0.20 |        20.0 "
+      "|    0.50 |\n");
 }
 
 TEST(GpuCommBench, RefusesWhatItCannotMeasure) {

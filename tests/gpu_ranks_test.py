@@ -151,12 +151,14 @@ class GpuCalls(GpuProcesses):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "measured.json"
             out.write_text((MACHINES / "8xh200.json").read_text(encoding="utf-8"), encoding="utf-8")
-            command = ["bench", "comm", "--ranks", "2", "--device", "cuda", "--bytes", "1024,65536", "--seconds", "0.01", "--json"]
+            command = ["bench", "comm", "--ranks", "2", "--device", "cuda", "--bytes", "1024,65536", "--tokens", "4",
+                       "--config", "v2-lite", "--seconds", "0.01", "--json"]
             done = self.started(*command, "--out", str(out))
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             rows = [json.loads(line) for line in done.stdout.splitlines()]
+            exchanges = ["exchange gather", "exchange all-to-all", "exchange low-latency"]
             calls = ["broadcast", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
-            self.assertEqual([row["operation"] for row in rows], [*calls, *calls, "within hosts", "within hosts"])
+            self.assertEqual([row["operation"] for row in rows], [*calls, *calls, *exchanges, *exchanges, "within hosts", "within hosts"])
             self.assertEqual({(row["gpu"], row["ranks"], row["hosts"]) for row in rows}, {("emulated GPU", 2, 1)})
             link = json.loads(out.read_text(encoding="utf-8"))["gpu_link"]
             self.assertEqual(link["latency_seconds"], rows[-2]["seconds"])

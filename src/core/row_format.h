@@ -11,6 +11,10 @@ namespace tandem {
 // 448, as DeepSeek's own dispatch sends rows.
 enum class RowFormat : uint8_t { kF32, kBf16, kFp8 };
 constexpr int kColumnsOfRowScale = 128;
+constexpr const char* name_of(RowFormat format) {
+  constexpr const char* kNames[] = {"f32", "bf16", "fp8"};
+  return kNames[static_cast<int>(format)];
+}
 
 // Where the scales of a row of kFp8 begin, in bytes: behind the codes of all columns.
 constexpr int64_t row_scales_begin(int64_t dim) { return round_up(dim, int64_t{4}); }

@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "core/run_error.h"
 #include "gpu_kernels/exchange/collectives.h"
+#include "gpu_kernels/exchange/exchange.h"
 #include "gpu_kernels/runtime.h"
+#include "offload/gpu/exchange/cuda_exchange.h"
+#include "offload/gpu/exchange/random_rows.h"
+#include "offload/ranks/rank_experts.h"
 #include "with_gpu/connected_gpus.h"
 
 namespace tandem {
@@ -23,7 +28,8 @@ std::vector<float> values(int rank, int64_t n) {
 class Connected final : public GpuCalls {
  public:
   explicit Connected(Group& group)
-      : gpu_(gpu::open_gpu().name),
+      : group_(group),
+        gpu_(gpu::open_gpu().name),
         ranks_(connected(group)),
         rank_(ranks_->rank()),
         size_(ranks_->n_ranks()) {}
@@ -73,7 +79,57 @@ class Connected final : public GpuCalls {
     return pieces(n, n);
   }
 
+  Prepared exchange(const ModelConfig& config, ExchangeMode mode, RowFormats formats,
+                    int n_tokens) override {
+    const auto e = std::make_shared<Exchange>(*this, config, mode, formats, n_tokens);
+    const auto one = [this, e, n_tokens] { e->run(n_tokens); };
+    ComparedCalls calls = both(one, can_record(mode));
+    return {std::move(calls), e->bytes(config, mode, n_tokens), [this, e] {
+              e->exchange->close();
+              group_.barrier();
+            }};
+  }
+
  private:
+  struct Exchange {
+    Exchange(Connected& gpus, const ModelConfig& config, ExchangeMode mode, RowFormats formats,
+             int n_tokens)
+        : owners(even_owners(config, gpus.size_)),
+          on_gpu(owners, gpus.rank_, gpus.size_, gpus.stream_),
+          rows(config, gpus.rank_, n_tokens),
+          formats_of_way(formats),
+          exchange(make_cuda_exchange(
+              mode, {config, *gpus.ranks_, on_gpu, gpus.stream_, gpus.network_, formats},
+              gpus.group_, n_tokens)) {}
+    void run(int64_t n_tokens) {
+      const CudaLane lane = {.n_of_rank = n_tokens};
+      exchange->send(lane, rows.batch());
+      exchange->send_counted(lane);
+      exchange->arrived(lane);
+      exchange->send_back(lane);
+      exchange->add_to(lane, rows.batch().x);
+    }
+    int64_t bytes(const ModelConfig& config, ExchangeMode mode, int64_t n_tokens) const {
+      const int n_ranks = on_gpu.n_ranks(), n_active = config.router.n_active;
+      const int64_t parcel = gpu::ParcelShape{config.dim, n_active, formats_of_way.there}.bytes(),
+                    sum = encoded_bytes(formats_of_way.back, config.dim);
+      if (mode == ExchangeMode::kGather) return n_tokens * (parcel + n_ranks * sum);
+      int64_t n = 0;
+      for (int64_t t = 0; t < n_tokens; ++t) {
+        std::set<int> ranks;
+        for (int k = 0; k < n_active; ++k)
+          ranks.insert(owners.ranks(config.n_layers - 1, rows.experts()[t * n_active + k])[0]);
+        n += std::ssize(ranks);
+      }
+      return n * (parcel + sum);
+    }
+    const ExpertOwners owners;
+    const CudaOwners on_gpu;
+    const CudaRandomRows rows;
+    const RowFormats formats_of_way;
+    const std::unique_ptr<CudaExchange> exchange;
+  };
+
   // Of one or two units, as in the calls of CPU ranks.
   Prepared uneven_pieces(int64_t bytes) {
     const int64_t unit = std::max<int64_t>(2 * bytes / (3 * 4 * size_), 1);
@@ -125,20 +181,21 @@ class Connected final : public GpuCalls {
     stream_.wait();
   }
 
-  ComparedCalls both(const std::function<void()>& one) {
+  ComparedCalls both(const std::function<void()>& one, bool records = true) {
     const auto all = [one] {
       for (int i = 0; i < kCalls; ++i) one();
     };
+    const auto enqueue = [this, all] {
+      all();
+      stream_.wait();
+    };
+    if (!records) return {enqueue, enqueue, kCalls};
     const auto graph = std::make_shared<gpu::Graph>(stream_.capture(all));
     return {[this, graph] {
               stream_.replay(*graph);
               stream_.wait();
             },
-            [this, all] {
-              all();
-              stream_.wait();
-            },
-            kCalls};
+            enqueue, kCalls};
   }
 
   void write(const std::vector<float>& from, const gpu::Buffer& to) {
@@ -156,8 +213,9 @@ class Connected final : public GpuCalls {
                 "{}: the GPU of rank {} gets a wrong result", call, rank_);
   }
 
+  Group& group_;
   const std::string gpu_;
-  gpu::Stream stream_;
+  gpu::Stream stream_, network_;
   const std::unique_ptr<gpu::Collectives> ranks_;
   const int rank_, size_;
 };

@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <random>
 
 #include "comm/agreement.h"
 #include "core/clock.h"
 #include "model/micro_batches.h"
-#include "ops/router.h"
+#include "offload/gpu/exchange/random_rows.h"
 
 namespace tandem {
 namespace {
@@ -28,37 +27,12 @@ int64_t rows_of_decode(const CudaWaysAsked& a) {
   return most_rows(a.grid, std::min(a.max_tokens, CudaWays::kDecodeTokens), a.micro_batches);
 }
 
-// Tokens of a rank on its GPU, whose routing is random.
-class RandomRows {
- public:
-  RandomRows(const CudaExchange::Parts& parts, int64_t n)
-      : x_(n * parts.config.dim * 4, gpu::Site::kDevice),
-        ids_(n * parts.config.router.n_active * 4, gpu::Site::kMapped),
-        weights_(ids_.bytes(), gpu::Site::kMapped) {
-    const ModelConfig& c = parts.config;
-    std::mt19937 random(parts.ranks.rank());
-    const std::vector<int32_t> ids = random_experts(c.router, static_cast<int>(n), random);
-    std::copy(ids.begin(), ids.end(), ids_.as<int32_t>());
-    std::fill_n(weights_.as<float>(), ids.size(), 1.f);
-    const int64_t n_active = c.router.n_active;
-    batch_ = {.layer = c.n_layers - 1,
-              .x = {x_.as<float>(), n, c.dim, c.dim},
-              .routing = {{ids_.as<int32_t>(), n, n_active, n_active, DType::kI32},
-                          {weights_.as<float>(), n, n_active, n_active}}};
-  }
-  const ExpertBatch& batch() const { return batch_; }
-
- private:
-  const gpu::Buffer x_, ids_, weights_;
-  ExpertBatch batch_;
-};
-
 // The time of a layer's exchange, the same number on all ranks.
 double seconds_of(CudaExchange& exchange, const CudaExchange::Parts& parts, Group& group,
                   int64_t n_rows) {
   constexpr int kRounds = 5;
-  std::optional<RandomRows> rows;
-  run_on_all(group, [&] { rows.emplace(parts, n_rows); });
+  std::optional<CudaRandomRows> rows;
+  run_on_all(group, [&] { rows.emplace(parts.config, parts.ranks.rank(), n_rows); });
   const CudaLane lane = {.n_of_rank = n_rows};
   double least = 0;
   for (int round = 0; round <= kRounds; ++round) {

@@ -156,22 +156,36 @@ namespace {
 // Of the first column: "exchange all-to-all, each rank" is there between hosts only.
 int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }
 
+// Of an exchange of rows; else empty.
+std::string tokens_of(const Json& row) {
+  return row.contains("tokens") ? std::to_string(row["tokens"].get<int>()) : "";
+}
+std::string formats_of(const Json& row) {
+  if (!row.contains("tokens")) return "";
+  return row["there"].get<std::string>() + ", " + row["back"].get<std::string>();
+}
+
 std::string header_of_gpus(const Json& row) {
   const int n_hosts = row["hosts"];
   return fmt::format(
       "the GPUs of {} ranks{} ({}), by NCCL: in a recorded graph, and enqueued one by one\n\n"
-      "| operation            |       KB |        us |   GB/s | enqueued us | over it |\n"
-      "|:---------------------|---------:|----------:|-------:|------------:|--------:|\n",
+      "| operation            | tokens | there, back |       KB |        us |   GB/s | enqueued us "
+      "| "
+      "over it |\n"
+      "|:---------------------|-------:|:------------|---------:|----------:|-------:|------------:"
+      "|"
+      "--------:|\n",
       row["ranks"].get<int>(), n_hosts > 1 ? fmt::format(" on {} hosts", n_hosts) : "",
       row["gpu"].get<std::string>());
 }
 
 std::string text_of_gpus(const Json& row) {
   const auto number = [&](const char* key) { return row[key].get<double>(); };
-  return fmt::format("| {:<20} | {:>8.1f} | {:>9.1f} | {:>6.2f} | {:>11.1f} | {:>7.2f} |\n",
-                     row["operation"].get<std::string>(), number("bytes") / 1024,
-                     number("seconds") * 1e6, number("bytes_per_second") * 1e-9,
-                     number("enqueued_seconds") * 1e6, number("seconds_over_enqueued"));
+  return fmt::format(
+      "| {:<20} | {:>6} | {:<11} | {:>8.1f} | {:>9.1f} | {:>6.2f} | {:>11.1f} | {:>7.2f} |\n",
+      row["operation"].get<std::string>(), tokens_of(row), formats_of(row), number("bytes") / 1024,
+      number("seconds") * 1e6, number("bytes_per_second") * 1e-9, number("enqueued_seconds") * 1e6,
+      number("seconds_over_enqueued"));
 }
 
 std::string header(const Json& row) {
@@ -194,7 +208,6 @@ std::string header(const Json& row) {
 
 std::string text(const Json& row) {
   if (row.contains("gpu")) return text_of_gpus(row);
-  const bool has_rows = row.contains("tokens");
   const auto rate = row["bytes_per_second"];
   const auto us = [&](const char* key) { return row[key].get<double>() * 1e6; };
   const int n_hosts = row.value("hosts", 1);
@@ -205,10 +218,8 @@ std::string text(const Json& row) {
                    : fmt::format(" {:>16} |", "");
   return fmt::format(
       "| {:<{}} | {:>6} | {:<11} | {:>8.1f} | {:>9.1f} | {:>6} | {:>9.1f} | {:>8.2f} |{}\n",
-      row["operation"].get<std::string>(), width_of_operation(n_hosts),
-      has_rows ? std::to_string(row["tokens"].get<int>()) : "",
-      has_rows ? row["there"].get<std::string>() + ", " + row["back"].get<std::string>() : "",
-      row["bytes"].get<double>() / 1024, us("seconds"),
+      row["operation"].get<std::string>(), width_of_operation(n_hosts), tokens_of(row),
+      formats_of(row), row["bytes"].get<double>() / 1024, us("seconds"),
       rate.is_null() ? "" : fmt::format("{:.2f}", rate.get<double>() * 1e-9), us("raw_seconds"),
       row["seconds_over_raw"].get<double>(), crossing);
 }

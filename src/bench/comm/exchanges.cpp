@@ -13,11 +13,6 @@
 namespace tandem {
 namespace {
 
-const char* name_of(RowFormat format) {
-  constexpr const char* kNames[] = {"f32", "bf16", "fp8"};
-  return kNames[static_cast<int>(format)];
-}
-
 // Rows of this rank's tokens, each with different experts drawn with equal probability.
 struct Tokens {
   Tokens(const ModelConfig& config, int n_tokens, int rank)

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
+#include "comm/agreement.h"
 #include "io/json.h"
 
 namespace tandem {
@@ -26,20 +29,51 @@ Json gpu_row(const GpuCalls& gpus, const HostLayout& hosts, const std::string& o
           {"seconds_over_enqueued", seconds.own_over_raw}};
 }
 
+// As the engine has them, with experts that round rows to BF16.
+RowFormats formats_of(ExchangeMode mode, ExpertRows rows) {
+  const RowFormats formats = row_formats(rows, true);
+  if (mode != ExchangeMode::kGather) return formats;
+  return {rows == ExpertRows::kFp8 ? RowFormat::kFp8 : RowFormat::kF32, RowFormat::kF32};
+}
+
 }  // namespace
 
 std::string bench_gpu_calls(const BenchInput& bench, const HostLayout& hosts, GpuCalls& gpus,
                             const std::string& machine, const OnRow& on_row) {
   const BenchOptions& o = bench.options;
   Group& group = o.ranks->group;
+  const auto measured_row = [&](const std::string& operation, GpuCalls::Prepared prepared) {
+    const ComparedSeconds seconds = compare(group, prepared.calls, o.seconds);
+    Json row = gpu_row(gpus, hosts, operation, prepared.bytes, seconds);
+    prepared.close();
+    prepared = {};
+    group.barrier();  // memory is freed before the next calls: that of a GPU waits for its work
+    return row;
+  };
   for (const int64_t bytes : o.bytes)
-    for (const GpuCall call : kGpuCalls) {
-      GpuCalls::Prepared prepared = gpus.prepare(call, bytes);
-      const ComparedSeconds seconds = compare(group, prepared.calls, o.seconds);
-      on_row(gpu_row(gpus, hosts, name_of(call), prepared.bytes, seconds));
-      prepared.calls = {};
-      group.barrier();  // its memory is freed before the next calls
-    }
+    for (const GpuCall call : kGpuCalls)
+      on_row(measured_row(name_of(call), gpus.prepare(call, bytes)));
+  for (const int n : o.tokens)
+    for (const ExpertRows rows : {ExpertRows::kFp8, ExpertRows::kExact})
+      for (const ExchangeMode mode : kExchangeModes) {
+        const RowFormats formats = formats_of(mode, rows);
+        std::optional<GpuCalls::Prepared> prepared;
+        try {
+          prepared = gpus.exchange(bench.config, mode, formats, n);
+        } catch (const AgreedError& error) {  // a GPU has no memory, or reaches that of none
+          if (error.while_running) throw;
+          if (group.rank() == 0)
+            o.warn(fmt::format("{} is not measured: {}", name_of(mode), error.what()));
+          continue;
+        }
+        Json row =
+            measured_row(std::string("exchange ") + name_of(mode), std::move(*prepared));
+        row["config"] = o.config;
+        row["tokens"] = n;
+        row["there"] = name_of(formats.there);
+        row["back"] = name_of(formats.back);
+        on_row(row);
+      }
   const AllToAllCalls calls = [&](const std::vector<int64_t>& sizes) {
     return gpus.all_to_all(sizes).calls;
   };

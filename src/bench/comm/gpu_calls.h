@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "bench/comm/comm.h"
+#include "core/row_format.h"
+#include "offload/ranks/expert_exchange.h"
 
 namespace tandem {
 
@@ -27,6 +29,8 @@ class GpuCalls {
   struct Prepared {
     ComparedCalls calls;  // own: a recorded graph; raw: calls that are enqueued one by one
     int64_t bytes;        // of a call: the whole vector, or what this rank sends
+    // Called by all ranks before the object is destroyed.
+    std::function<void()> close = [] {};
   };
 
   virtual ~GpuCalls() = default;
@@ -37,6 +41,12 @@ class GpuCalls {
   // All-to-all with `sizes` bytes, multiples of 4, to and from each rank, in the same way.
   // sizes: [ranks]
   virtual Prepared all_to_all(std::span<const int64_t> sizes) = 0;
+  // Rows of n_tokens tokens of each rank to the experts of a layer, dealt in turns, and sums back,
+  // with the model's shapes, random routing and sums of zeros. kAllToAll is not recorded, so both
+  // calls enqueue it. `bytes` are those that this rank sends there and gets back, its own too.
+  // Throws AgreedError where the GPUs cannot.
+  virtual Prepared exchange(const ModelConfig& config, ExchangeMode mode, RowFormats formats,
+                            int n_tokens) = 0;
 };
 
 // Connects the GPUs; the ranks have one each. Throws Error where NCCL is missing or cannot.
