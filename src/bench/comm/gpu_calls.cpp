@@ -66,8 +66,7 @@ std::string bench_gpu_calls(const BenchInput& bench, const HostLayout& hosts, Gp
             o.warn(fmt::format("{} is not measured: {}", name_of(mode), error.what()));
           continue;
         }
-        Json row =
-            measured_row(std::string("exchange ") + name_of(mode), std::move(*prepared));
+        Json row = measured_row(std::string("exchange ") + name_of(mode), std::move(*prepared));
         row["config"] = o.config;
         row["tokens"] = n;
         row["there"] = name_of(formats.there);
