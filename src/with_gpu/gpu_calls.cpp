@@ -82,7 +82,7 @@ class Connected final : public GpuCalls {
   Prepared exchange(const ModelConfig& config, ExchangeMode mode, RowFormats formats,
                     int n_tokens) override {
     const auto e = std::make_shared<Exchange>(*this, config, mode, formats, n_tokens);
-    const auto one = [this, e, n_tokens] { e->run(n_tokens); };
+    const auto one = [e, n_tokens] { e->run(n_tokens); };
     ComparedCalls calls = both(one, can_record(mode));
     return {std::move(calls), e->bytes(config, mode, n_tokens), [this, e] {
               e->exchange->close();
