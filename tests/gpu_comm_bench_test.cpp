@@ -39,7 +39,7 @@ struct Result {
   std::string machine;  // after
 };
 
-// Of each rank. `machine`: before, at rank 0
+// The results of each rank. `machine`: the file before, which rank 0 has.
 std::vector<Result> results(const std::vector<int>& hosts, const std::string& machine,
                             const std::vector<int>& tokens = {}) {
   std::vector<Result> all(hosts.size());

@@ -16,12 +16,9 @@
 namespace tandem {
 namespace {
 
-// Small whole numbers, whose sums are exact in any order.
-float value(int rank, int64_t i) { return static_cast<float>((i * 7 + rank * 3) % 61); }
-
 std::vector<float> values(int rank, int64_t n) {
   std::vector<float> x(n);
-  for (int64_t i = 0; i < n; ++i) x[i] = value(rank, i);
+  for (int64_t i = 0; i < n; ++i) x[i] = exact_number(rank, i);
   return x;
 }
 
@@ -45,13 +42,13 @@ class Connected final : public GpuCalls {
     std::function<void(float*)> make;
     const auto sum = [&] {
       for (int r = 0; r < size_; ++r)
-        for (int64_t i = 0; i < n; ++i) after[i] += value(r, i);
+        for (int64_t i = 0; i < n; ++i) after[i] += exact_number(r, i);
     };
     if (call == GpuCall::kBroadcast) {
       after = values(0, n);
       make = [this, n](float* x) { ranks_->broadcast(stream_, x, n, 0); };
     } else if (call == GpuCall::kAllGather) {
-      for (int64_t i = 0; i < n; ++i) after[i] = value(static_cast<int>(i / piece), i);
+      for (int64_t i = 0; i < n; ++i) after[i] = exact_number(static_cast<int>(i / piece), i);
       make = [this, piece](float* x) { ranks_->all_gather(stream_, x, piece); };
     } else if (call == GpuCall::kReduceScatter) {
       sum();
@@ -79,12 +76,13 @@ class Connected final : public GpuCalls {
     return pieces(n, n);
   }
 
-  Prepared exchange(const ModelConfig& config, ExchangeMode mode, RowFormats formats,
+  Prepared exchange(const ModelConfig& config, ExchangeMode mode, ExpertRows rows,
                     int n_tokens) override {
+    const RowFormats formats = formats_by(mode, row_formats(rows, true));
     const auto e = std::make_shared<Exchange>(*this, config, mode, formats, n_tokens);
-    const auto one = [e, n_tokens] { e->run(n_tokens); };
+    const auto one = [e] { e->rows.exchange(*e->exchange); };
     ComparedCalls calls = both(one, can_record(mode));
-    return {std::move(calls), e->bytes(config, mode, n_tokens), [this, e] {
+    return {std::move(calls), e->bytes(config, mode, n_tokens), formats, [this, e] {
               e->exchange->close();
               group_.barrier();
             }};
@@ -92,27 +90,19 @@ class Connected final : public GpuCalls {
 
  private:
   struct Exchange {
-    Exchange(Connected& gpus, const ModelConfig& config, ExchangeMode mode, RowFormats formats,
+    Exchange(Connected& gpus, const ModelConfig& config, ExchangeMode mode, RowFormats that_travel,
              int n_tokens)
         : owners(even_owners(config, gpus.size_)),
           on_gpu(owners, gpus.rank_, gpus.size_, gpus.stream_),
           rows(config, gpus.rank_, n_tokens),
-          formats_of_way(formats),
+          formats(that_travel),
           exchange(make_cuda_exchange(
               mode, {config, *gpus.ranks_, on_gpu, gpus.stream_, gpus.network_, formats},
               gpus.group_, n_tokens)) {}
-    void run(int64_t n_tokens) {
-      const CudaLane lane = {.n_of_rank = n_tokens};
-      exchange->send(lane, rows.batch());
-      exchange->send_counted(lane);
-      exchange->arrived(lane);
-      exchange->send_back(lane);
-      exchange->add_to(lane, rows.batch().x);
-    }
     int64_t bytes(const ModelConfig& config, ExchangeMode mode, int64_t n_tokens) const {
       const int n_ranks = on_gpu.n_ranks(), n_active = config.router.n_active;
-      const int64_t parcel = gpu::ParcelShape{config.dim, n_active, formats_of_way.there}.bytes(),
-                    sum = encoded_bytes(formats_of_way.back, config.dim);
+      const int64_t parcel = gpu::ParcelShape{config.dim, n_active, formats.there}.bytes(),
+                    sum = encoded_bytes(formats.back, config.dim);
       if (mode == ExchangeMode::kGather) return n_tokens * (parcel + n_ranks * sum);
       int64_t n = 0;
       for (int64_t t = 0; t < n_tokens; ++t) {
@@ -126,11 +116,11 @@ class Connected final : public GpuCalls {
     const ExpertOwners owners;
     const CudaOwners on_gpu;
     const CudaRandomRows rows;
-    const RowFormats formats_of_way;
+    const RowFormats formats;
     const std::unique_ptr<CudaExchange> exchange;
   };
 
-  // Of one or two units, as in the calls of CPU ranks.
+  // Pieces have one or two units, as in the calls of CPU ranks.
   Prepared uneven_pieces(int64_t bytes) {
     const int64_t unit = std::max<int64_t>(2 * bytes / (3 * 4 * size_), 1);
     std::vector<int64_t> n_out, n_in;
@@ -156,8 +146,8 @@ class Connected final : public GpuCalls {
                gpu::Buffer(4 * sum(n_in) + 4, gpu::Site::kDevice), n_out, n_in});
     std::vector<float> sent, after;
     for (int r = 0; r < size_; ++r) {
-      for (int64_t i = 0; i < n_out[r]; ++i) sent.push_back(value(rank_ + 5 * r, i));
-      for (int64_t i = 0; i < n_in[r]; ++i) after.push_back(value(r + 5 * rank_, i));
+      for (int64_t i = 0; i < n_out[r]; ++i) sent.push_back(exact_number(rank_ + 5 * r, i));
+      for (int64_t i = 0; i < n_in[r]; ++i) after.push_back(exact_number(r + 5 * rank_, i));
     }
     const auto one = [this, m] {
       ranks_->all_to_all(stream_, {m->out.as<void>(), m->n_out, m->in.as<void>(), m->n_in});

@@ -149,7 +149,7 @@ MUTANTS = [
     ("GPU overlap: memory for whole steps only", "offload/gpu/exchange/cuda_ways.cpp", [("  return int64_t{n} * grid.most_tokens(most_tokens_of(n - 1, max_tokens)) / grid.n_ranks();", "  return grid.most_tokens(max_tokens) / grid.n_ranks();")]),
     ("UCX: an address may be empty, and come again", "offload/workers/expert_server.cpp", [("path_.empty() && header.n_bytes > 0 &&", "path_.empty() &&")]),
     ("GPU all-to-all: ranks send as many rows as they get", "offload/gpu/exchange/cuda_all_to_all.cpp", [("n.sent[r] = all[p_.ranks.rank() * n_ranks_ + r];", "n.sent[r] = all[r * n_ranks_ + p_.ranks.rank()];")]),
-    ("GPU gather of FP8: rows travel as floats", "offload/gpu/exchange/cuda_gather.cpp", [("fp8 ? RowFormat::kFp8 : RowFormat::kF32", "fp8 ? RowFormat::kF32 : RowFormat::kF32")]),
+    ("GPU gather of FP8: rows travel as floats", "offload/gpu/exchange/cuda_gather.cpp", [("formats_by(ExchangeMode::kGather, formats).there", "RowFormat::kF32")]),
     ("GPU all-to-all in BF16: sums leave as floats", "offload/gpu/exchange/cuda_all_to_all.cpp", [("      answers = out;\n", "")]),
     ("GPU all-to-all in BF16: micro-batches encode to one place", "offload/gpu/exchange/cuda_all_to_all.cpp", [("encoded_.as<std::byte>() + lane.first * n_ranks_ * parcels_.answer_bytes();", "encoded_.as<std::byte>() + 0 * lane.first * n_ranks_ * parcels_.answer_bytes();")]),
     ("rows in FP8: sums come back as floats", "offload/ranks/exchanged_experts.cpp", [(": p_.formats.back,", ": RowFormat::kF32,")]),

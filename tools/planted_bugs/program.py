@@ -244,7 +244,7 @@ MUTANTS = [
     ("bench comm: the network of GPUs is not written", "src/bench/comm/gpu_calls.cpp", [("if (!machine.empty()) after = with_network(after, o.out, link, hosts.n_hosts());", "")]),
     ("bench comm: a GPU sends itself its own piece", "src/bench/comm/network.cpp", [("return a != b && host_of_rank[a] == host_of_rank[b];", "return host_of_rank[a] == host_of_rank[b];")]),
     ("bench comm: sums of GPUs have no bytes", "src/with_gpu/gpu_calls.cpp", [("return n * (parcel + sum);", "return n * parcel;")]),
-    ("bench comm: exchanges of GPUs are all exact", "src/bench/comm/gpu_calls.cpp", [("prepared = gpus.exchange(bench.config, mode, formats, n);", "prepared = gpus.exchange(bench.config, mode, formats_of(mode, ExpertRows::kExact), n);")]),
+    ("bench comm: exchanges of GPUs are all exact", "src/bench/comm/gpu_calls.cpp", [("prepared = gpus.exchange(bench.config, mode, rows, n);", "prepared = gpus.exchange(bench.config, mode, ExpertRows::kExact, n);")]),
     ("bench comm: sums are not compared", "src/bench/comm/collectives.cpp", [("std::memcmp(m.own(n).data(), m.raw(n).data(), n) == 0", "n > 0")]),
     ("bench comm: rows back are as long as rows there", "src/bench/comm/exchanges.cpp", [("to_back_.push_back(rows_from[r] * row.back);", "to_back_.push_back(rows_from[r] * row.there);")]),
     ("bench comm: ranks of one host send to each other", "src/bench/comm/network.cpp", [("are_partners(group.rank(), r) ? piece : 0", "piece")]),

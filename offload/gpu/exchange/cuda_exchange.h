@@ -31,8 +31,7 @@ class CudaExchange {
     const CudaOwners& owners;  // of the same ranks
     gpu::Stream& stream;       // of the backbone
     gpu::Stream& network;      // of what ranks do together
-    // Of rows and sums. By gather, sums are floats, and so are rows unless they are FP8.
-    RowFormats formats = {};
+    RowFormats formats = {};   // that are asked for, see formats_by()
   };
   explicit CudaExchange(int64_t max_rows) : max_rows_(max_rows) {}
   virtual ~CudaExchange() = default;
@@ -71,6 +70,12 @@ class CudaExchange {
 std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
                                                  const CudaExchange::Parts& parts, Group& group,
                                                  int64_t max_rows);
+// The formats in which rows and sums travel where `formats` are asked for: gather sends sums, and
+// rows that are not FP8, as floats.
+constexpr RowFormats formats_by(ExchangeMode mode, RowFormats formats) {
+  if (mode != ExchangeMode::kGather) return formats;
+  return {formats.there == RowFormat::kFp8 ? RowFormat::kFp8 : RowFormat::kF32, RowFormat::kF32};
+}
 // Steps with kAllToAll cannot be recorded, because the host learns the numbers of rows in each
 // layer.
 constexpr bool can_record(ExchangeMode mode) { return mode != ExchangeMode::kAllToAll; }

@@ -11,9 +11,8 @@ namespace tandem {
 namespace {
 
 gpu::ParcelShape shape_of(const ModelConfig& config, RowFormats formats) {
-  const bool fp8 = formats.there == RowFormat::kFp8;
   return {static_cast<int>(config.dim), config.router.n_active,
-          fp8 ? RowFormat::kFp8 : RowFormat::kF32};
+          formats_by(ExchangeMode::kGather, formats).there};
 }
 
 class CudaGather final : public CudaExchange {

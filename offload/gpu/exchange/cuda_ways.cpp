@@ -33,16 +33,11 @@ double seconds_of(CudaExchange& exchange, const CudaExchange::Parts& parts, Grou
   constexpr int kRounds = 5;
   std::optional<CudaRandomRows> rows;
   run_on_all(group, [&] { rows.emplace(parts.config, parts.ranks.rank(), n_rows); });
-  const CudaLane lane = {.n_of_rank = n_rows};
   double least = 0;
   for (int round = 0; round <= kRounds; ++round) {
     group.barrier();
     const auto start = Clock::now();
-    exchange.send(lane, rows->batch());
-    exchange.send_counted(lane);
-    exchange.arrived(lane);
-    exchange.send_back(lane);
-    exchange.add_to(lane, rows->batch().x);
+    rows->exchange(exchange);
     parts.stream.wait();
     const double seconds = seconds_since(start);
     if (round == 1 || (round > 1 && seconds < least)) least = seconds;  // the first one connects

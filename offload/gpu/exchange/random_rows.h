@@ -6,7 +6,7 @@
 
 #include "gpu_kernels/runtime.h"
 #include "model/config.h"
-#include "ops/expert_pool.h"
+#include "offload/gpu/exchange/cuda_exchange.h"
 #include "ops/router.h"
 
 namespace tandem {
@@ -28,7 +28,15 @@ class CudaRandomRows {
               .routing = {{ids_.as<int32_t>(), n, n_active, n_active, DType::kI32},
                           {weights_.as<float>(), n, n_active, n_active}}};
   }
-  const ExpertBatch& batch() const { return batch_; }
+  // Enqueues an exchange of these rows, in a micro-batch of their number, with sums of zeros.
+  void exchange(CudaExchange& way) const {
+    const CudaLane lane = {.n_of_rank = batch_.x.rows};
+    way.send(lane, batch_);
+    way.send_counted(lane);
+    way.arrived(lane);
+    way.send_back(lane);
+    way.add_to(lane, batch_.x);
+  }
   const std::vector<int32_t>& experts() const { return chosen_; }  // [n, n_active]
 
  private:

@@ -156,7 +156,7 @@ namespace {
 // Of the first column: "exchange all-to-all, each rank" is there between hosts only.
 int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }
 
-// Of an exchange of rows; else empty.
+// The tokens and formats of an exchange of rows; empty for other operations.
 std::string tokens_of(const Json& row) {
   return row.contains("tokens") ? std::to_string(row["tokens"].get<int>()) : "";
 }
@@ -169,12 +169,10 @@ std::string header_of_gpus(const Json& row) {
   const int n_hosts = row["hosts"];
   return fmt::format(
       "the GPUs of {} ranks{} ({}), by NCCL: in a recorded graph, and enqueued one by one\n\n"
-      "| operation            | tokens | there, back |       KB |        us |   GB/s | enqueued us "
-      "| "
-      "over it |\n"
-      "|:---------------------|-------:|:------------|---------:|----------:|-------:|------------:"
-      "|"
-      "--------:|\n",
+      "| operation            | tokens | there, back |       KB |"
+      "        us |   GB/s | enqueued us | over it |\n"
+      "|:---------------------|-------:|:------------|---------:|"
+      "----------:|-------:|------------:|--------:|\n",
       row["ranks"].get<int>(), n_hosts > 1 ? fmt::format(" on {} hosts", n_hosts) : "",
       row["gpu"].get<std::string>());
 }

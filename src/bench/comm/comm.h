@@ -23,6 +23,11 @@ struct ComparedSeconds {
 // Alternates between both until each has taken about `seconds`; the same on all ranks.
 ComparedSeconds compare(Group& group, const ComparedCalls& calls, double seconds);
 
+// What ranks send: small whole numbers, whose sums are exact in any order.
+constexpr float exact_number(int rank, int64_t i) {
+  return static_cast<float>((i * 7 + rank * 3) % 61);
+}
+
 // The fields of a row that all operations have: `bytes` of rank 0, 0: none; `raw`: the name of what
 // the calls are compared with.
 nlohmann::ordered_json comm_row(int n_ranks, const std::string& raw, const std::string& operation,

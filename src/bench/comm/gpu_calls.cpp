@@ -29,13 +29,6 @@ Json gpu_row(const GpuCalls& gpus, const HostLayout& hosts, const std::string& o
           {"seconds_over_enqueued", seconds.own_over_raw}};
 }
 
-// As the engine has them, with experts that round rows to BF16.
-RowFormats formats_of(ExchangeMode mode, ExpertRows rows) {
-  const RowFormats formats = row_formats(rows, true);
-  if (mode != ExchangeMode::kGather) return formats;
-  return {rows == ExpertRows::kFp8 ? RowFormat::kFp8 : RowFormat::kF32, RowFormat::kF32};
-}
-
 }  // namespace
 
 std::string bench_gpu_calls(const BenchInput& bench, const HostLayout& hosts, GpuCalls& gpus,
@@ -56,16 +49,16 @@ std::string bench_gpu_calls(const BenchInput& bench, const HostLayout& hosts, Gp
   for (const int n : o.tokens)
     for (const ExpertRows rows : {ExpertRows::kFp8, ExpertRows::kExact})
       for (const ExchangeMode mode : kExchangeModes) {
-        const RowFormats formats = formats_of(mode, rows);
         std::optional<GpuCalls::Prepared> prepared;
         try {
-          prepared = gpus.exchange(bench.config, mode, formats, n);
+          prepared = gpus.exchange(bench.config, mode, rows, n);
         } catch (const AgreedError& error) {  // a GPU has no memory, or reaches that of none
           if (error.while_running) throw;
           if (group.rank() == 0)
             o.warn(fmt::format("{} is not measured: {}", name_of(mode), error.what()));
           continue;
         }
+        const RowFormats formats = prepared->formats;
         Json row = measured_row(std::string("exchange ") + name_of(mode), std::move(*prepared));
         row["config"] = o.config;
         row["tokens"] = n;

@@ -27,8 +27,9 @@ class GpuCalls {
  public:
   static constexpr int kCalls = 8;  // of an invocation, which then waits for the GPU
   struct Prepared {
-    ComparedCalls calls;  // own: a recorded graph; raw: calls that are enqueued one by one
-    int64_t bytes;        // of a call: the whole vector, or what this rank sends
+    ComparedCalls calls;      // own: a recorded graph; raw: calls that are enqueued one by one
+    int64_t bytes;            // of a call: the whole vector, or what this rank sends
+    RowFormats formats = {};  // of an exchange of rows
     // Called by all ranks before the object is destroyed.
     std::function<void()> close = [] {};
   };
@@ -42,10 +43,10 @@ class GpuCalls {
   // sizes: [ranks]
   virtual Prepared all_to_all(std::span<const int64_t> sizes) = 0;
   // Rows of n_tokens tokens of each rank to the experts of a layer, dealt in turns, and sums back,
-  // with the model's shapes, random routing and sums of zeros. kAllToAll is not recorded, so both
-  // calls enqueue it. `bytes` are those that this rank sends there and gets back, its own too.
-  // Throws AgreedError where the GPUs cannot.
-  virtual Prepared exchange(const ModelConfig& config, ExchangeMode mode, RowFormats formats,
+  // with the model's shapes, random routing and sums of zeros. Experts round rows to BF16.
+  // kAllToAll is not recorded, so both calls enqueue it. `bytes` are those that this rank sends
+  // there and gets back, its own too. Throws AgreedError where the GPUs cannot.
+  virtual Prepared exchange(const ModelConfig& config, ExchangeMode mode, ExpertRows rows,
                             int n_tokens) = 0;
 };
 
