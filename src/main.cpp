@@ -129,6 +129,7 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   plan->add_option("--redundant", p.redundant_experts,
                    "replicas of a layer's most used experts, beyond one of each, where experts are "
                    "assigned to several GPUs or hosts; without it, 0 or about 32 on GPUs");
+  add_expert_rows(*plan, p.expert_rows);
   plan->add_flag("--experts-move", p.experts_move,
                  "keep memory for experts that move while a server answers (serve --rebalance, "
                  "--hot-experts live)");

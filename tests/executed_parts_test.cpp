@@ -296,6 +296,9 @@ TEST(PlacedRanks, OfReplicasDivideStepsAsPlaced) {
   EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).micro_batches, 0) << "as is measured";
   p.micro_batches = 2;
   EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).micro_batches, 2);
+  EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).rows, ExpertRows::kExact);
+  p.expert_rows = ExpertRows::kFp8;
+  EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).rows, ExpertRows::kFp8);
   EXPECT_EQ(why_not_executed(c, m, p), "");
   p.head_replicated = false;
   EXPECT_TRUE(says(why_not_executed(c, m, p), "set head.replicated to true"));

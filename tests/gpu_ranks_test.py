@@ -104,6 +104,27 @@ class GpuRanks(GpuProcesses):
                     self.assertEqual((done.returncode, done.stderr), (0, ""))
                     self.assertEqual(json.loads(done.stdout)["token_ids"], expected)
 
+    def test_rows_as_planned(self):
+        """How rows travel is planned, written, and obeyed unless the command line says otherwise."""
+        many = ["--objective", "throughput", "--concurrency", "0"]
+        for n_gpus, options, changes in ((2, many, {}), (0, [*many[:-1], "32"], {"cpu": 1e8})):
+            with self.subTest(gpus=n_gpus), tempfile.TemporaryDirectory() as folder:
+                file = pathlib.Path(folder) / "p.json"
+                placement = self.plan(file, n_gpus, [*options, "--ep-rows", "fp8"], **changes)
+                self.assertEqual(placement["experts"]["ep_rows"], "fp8")
+                out, logits = pathlib.Path(folder) / "out.npy", []
+                for rows in ([], ["--ep-rows", "fp8"], ["--ep-rows", "exact"]):
+                    done = self.started("logits", "--tokens", "1,2,3,4", "--ctx", "512", "--out", str(out), "--placement", str(file), *rows,
+                                        "--device", "cuda" if n_gpus else "cpu", TANDEM_GPU_MEMORY=str(GPU_BYTES))
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    logits.append(out.read_bytes())
+                    out.unlink()
+                self.assertEqual(logits[0], logits[1])
+                self.assertNotEqual(logits[0], logits[2])
+                again = self.started("plan", "--machine", str(file.with_suffix(".machine")), "--placement", str(file), "--ep-rows", "fp8")
+                self.assertEqual((again.returncode, again.stdout), (2, ""))
+                self.assertIn("both --placement and --ep-rows", again.stderr)
+
     def test_serve(self):
         self.serve("--ranks", "2")
         with tempfile.TemporaryDirectory() as folder:

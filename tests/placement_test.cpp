@@ -76,6 +76,28 @@ TEST_F(Edited, KeepsTheCacheInFp8OnGpusAlone) {
   EXPECT_TRUE(says(refusal(long_context), "9.21 GB of KV cache"));
 }
 
+// Rows travel between replicas of the backbone that have the experts themselves.
+TEST_F(Edited, SaysHowRowsTravel) {
+  const auto fp8 = [](Json& p) { p["experts"]["ep_rows"] = "fp8"; };
+  EXPECT_TRUE(says(refusal(fp8), "ep_rows fp8: must be exact, as no rows travel between ranks"));
+  const auto exact = [](Json& p) { p["experts"]["ep_rows"] = "exact"; };
+  EXPECT_EQ(refusal(exact), "no error");
+  EXPECT_TRUE(says(refusal([](Json& p) { p["experts"]["ep_rows"] = "bf16"; }),
+                   "ep_rows is \"bf16\": expected exact or fp8"));
+  planned_.machine = known_machine("8xh200");
+  const Json replicas = Json::parse(R"(["host0.gpu0", "host0.gpu1"])");
+  text_["backbone"]["stages"][0]["devices"] = replicas;
+  text_["experts"]["layers"][0]["groups"][0]["owners"] = replicas;
+  text_["experts"].erase("numa_columns");
+  text_["embedding"]["on"] = "backbone";
+  const auto without_room = [&](const std::function<void(Json&)>& edit) {
+    return says(refusal(edit), "host0.gpu0 holds");
+  };
+  EXPECT_TRUE(without_room(fp8)) << "it is sound but for the memory of two GPUs";
+  text_["experts"]["ep_rows"] = "fp8";
+  EXPECT_EQ(placement_to_json(placement_from_json(text_.dump(), "p.json")), text_);
+}
+
 TEST_F(Edited, NamesLayerAndExpert) {
   const int first = planned_.config.n_dense_layers;
   const auto r = [&](const std::function<void(Json&)>& edit) { return refusal(edit); };

@@ -95,9 +95,15 @@ TEST(ClusterRules, SplitsThatAreNoMultipleOf128AreRefused) {
   EXPECT_TRUE(tensor_parallel_refusal(known_model("v2-lite"), 2));  // 10944 / 2
 }
 
-TEST(ClusterRules, BytesOnTheWire) {
-  EXPECT_EQ(dispatch_bytes(known_model("r1")), 59'136);
-  EXPECT_EQ(combine_bytes(known_model("r1")), 114'688);
+// The sizes that docs/gpu_exchange.md names.
+TEST(ClusterRules, BytesOfRowsBetweenRanks) {
+  const RowBytes exact = row_bytes(known_model("r1"), ExpertRows::kExact);
+  EXPECT_EQ(exact.there, 14'336);
+  EXPECT_EQ(exact.back, 28'672);
+  EXPECT_EQ(exact.both(), 14'336 + 28'672);
+  const RowBytes fp8 = row_bytes(known_model("r1"), ExpertRows::kFp8);
+  EXPECT_EQ(fp8.there, 7'392);
+  EXPECT_EQ(fp8.back, 14'336);
 }
 
 // All of R1 in `format` with the layers in `pp` stages of 8-way tensor-parallel GPUs: the memory
@@ -429,9 +435,8 @@ TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   EXPECT_EQ(LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0])[Part::kStreaming], 0);
 }
 
-// Two hosts of two ranks, each with experts and backbone: a row and a sum cross once, and every
-// copy is sent by the GPUs of a host to each other. Of CPUs, one a host, rows are BF16 and sums
-// floats.
+// Two hosts of two ranks, each with experts and backbone: a row and a sum cross once, and the GPUs
+// of a host send a row once to each other. CPUs, one a host, send the same.
 TEST(LayerTime, ARowCrossesOnceToEachHost) {
   const ModelConfig r1 = known_model("r1");
   Machine m = round_machine();
@@ -443,8 +448,9 @@ TEST(LayerTime, ARowCrossesOnceToEachHost) {
   const RoutingStatistics routing(r1);
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
-  const auto exchange = [&](const std::vector<DeviceId>& devices) {
+  const auto exchange = [&](const std::vector<DeviceId>& devices, ExpertRows rows) {
     Placement p;
+    p.expert_rows = rows;
     p.backbone = {DType::kF8E4M3};
     p.stages = {{0, 60, devices, 1}};
     LayerExperts layer = {3, 60, {}};
@@ -457,16 +463,20 @@ TEST(LayerTime, ARowCrossesOnceToEachHost) {
     return LayerModel(in, p, {32, 1024, false, 1. * n})
         .layer(p.stages[0], 3, &p.layers[0])[Part::kExchange];
   };
-  const double crosses = 1 - std::pow(0.5, 8);
-  EXPECT_NEAR(exchange({{0, 0}, {0, 1}, {1, 0}, {1, 1}}),
-              2 * 7e-6 + 2 * 32 * crosses * (7392 + 14336) / 1e9, 1e-12);
-  EXPECT_NEAR(exchange({{0, -1}, {1, -1}}), 2 * 7e-6 + 32 * crosses * 7168 * (2 + 4) / 1e9, 1e-12);
-  m.gpu_link.bytes_per_second = 1e9;
-  EXPECT_NEAR(exchange({{0, 0}, {0, 1}, {1, 0}, {1, 1}}),
-              2 * 5e-6 + 32 * (59'136 + 114'688) * 0.75 / 1e9, 1e-12);
+  const std::vector<DeviceId> gpus = {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, cpus = {{0, -1}, {1, -1}};
+  const auto slow = ExpertRows::kExact, fast = ExpertRows::kFp8;
+  const double crosses = 1 - std::pow(0.5, 8), to_gpu = 1 - std::pow(0.75, 8);
+  EXPECT_NEAR(exchange(gpus, slow), 2 * 7e-6 + 2 * 32 * crosses * 7168 * (2 + 4) / 1e9, 1e-12);
+  EXPECT_NEAR(exchange(gpus, fast), 2 * 7e-6 + 2 * 32 * crosses * (7392 + 14336) / 1e9, 1e-12);
+  EXPECT_NEAR(exchange(cpus, slow), 2 * 7e-6 + 32 * crosses * 7168 * (2 + 4) / 1e9, 1e-12);
+  EXPECT_NEAR(exchange(cpus, fast), 2 * 7e-6 + 32 * crosses * (7392 + 14336) / 1e9, 1e-12);
+  m.gpu_link.bytes_per_second = 0.5e9;
+  EXPECT_NEAR(exchange(gpus, slow), 2 * 5e-6 + 3 * 32 * to_gpu * 7168 * (2 + 4) / 0.5e9, 1e-12);
+  EXPECT_NEAR(exchange(gpus, fast), 2 * 5e-6 + 3 * 32 * to_gpu * (7392 + 14336) / 0.5e9, 1e-12);
 }
 
-// Two ranks, each with experts and backbone, and even routing: half of a rank's tokens stay on it.
+// Two ranks, each with experts and backbone, and even routing: half of a rank's rows stay on it, and
+// a token whose eight experts are all there has nothing to send.
 TEST(LayerTime, ExpertParallelByHand) {
   const ModelConfig r1 = known_model("r1");
   Machine m = round_machine();
@@ -483,7 +493,8 @@ TEST(LayerTime, ExpertParallelByHand) {
   for (int e = 0; e < 256; ++e) (e < 128 ? a : b).experts.push_back(e);
   p.layers = {{3, 60, {a, b}}};
   const LayerTime t = LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]);
-  EXPECT_NEAR(t[Part::kExchange], 10e-6 + 32 * (59'136 + 114'688) / 2 / 100e9, 1e-12);
+  EXPECT_NEAR(t[Part::kExchange],
+              10e-6 + 32 * (1 - std::pow(0.5, 8)) * (14'336 + 28'672) / 100e9, 1e-12);
   // 64 tokens, 128 experts a rank; the load of the busier rank is the larger of two normal draws.
   const double chance = 1 - std::pow(1 - 8.0 / 256, 64), mean = 128 * chance;
   const double used = mean + std::sqrt(2 * mean * (1 - chance) * std::log(2.0));

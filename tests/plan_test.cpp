@@ -114,6 +114,80 @@ TEST(Plan, WithoutMoreMemoryTheNextExpertWouldNotFit) {
   EXPECT_LT(gpu.free_bytes(), routed_expert_bytes(planned.config, {DType::kF8E4M3}));
 }
 
+// Eight replicas on the GPUs of a host, where the exchange bounds prompts.
+TEST(Plan, RowsBetweenRanksAreExactUnlessAskedOtherwise) {
+  Workload w;
+  w.context = 4096;
+  w.concurrency = 256;
+  w.objective = Objective::kThroughput;
+  const Planned planned("r1", known_machine("8xh200"), w);
+  const Plan exact = planned.plan();
+  ASSERT_EQ(exact.placement.stages[0].dp(), 8);
+  EXPECT_TRUE(rows_travel(exact.placement));
+  EXPECT_EQ(exact.placement.expert_rows, ExpertRows::kExact);
+  w.expert_rows = ExpertRows::kFp8;
+  const Planned in_fp8("r1", known_machine("8xh200"), w);
+  const Plan fp8 = in_fp8.plan();
+  ASSERT_EQ(fp8.placement.stages[0].dp(), 8);
+  EXPECT_EQ(fp8.placement.expert_rows, ExpertRows::kFp8);
+  const double of_exact = exact.prediction.prefill.tokens_per_second;
+  const double of_fp8 = fp8.prediction.prefill.tokens_per_second;
+  EXPECT_GT(of_fp8, 1.05 * of_exact);
+  // Each says what the other would be.
+  const std::string reasons = all_reasons(exact), reasons_fp8 = all_reasons(fp8);
+  EXPECT_TRUE(says(reasons, "rows between ranks exact (43.0 KB a row and its sum)")) << reasons;
+  EXPECT_TRUE(says(reasons, fmt::format("--ep-rows fp8 (less accurate, 21.7 KB): {:.2f} ms, {:.1f}",
+                                        1e3 * fp8.prediction.decode.step_seconds, of_fp8)))
+      << reasons;
+  EXPECT_TRUE(says(reasons_fp8, "in FP8, sums in BF16 (21.7 KB a row and its sum)")) << reasons_fp8;
+  EXPECT_TRUE(says(reasons_fp8, fmt::format("exact (43.0 KB): {:.2f} ms, {:.1f} tokens/s",
+                                            1e3 * exact.prediction.decode.step_seconds, of_exact)))
+      << reasons_fp8;
+  const auto gain = [](const Planned& of, const Plan& plan) {
+    for (const Change& change : possible_changes(of.request, plan))
+      if (change.what == "rows between ranks in fp8")
+        return change.prediction.prefill.tokens_per_second;
+    return 0.0;
+  };
+  EXPECT_EQ(gain(planned, exact), of_fp8);
+  EXPECT_EQ(gain(in_fp8, fp8), 0);
+}
+
+// One process has no other rank, GPUs of one replica add up sums, and rows to workers are exact.
+TEST(Plan, RowsThatDoNotTravelStayExact) {
+  Workload w;
+  w.expert_rows = ExpertRows::kFp8;
+  for (const char* machine : {"2x6454s-4090", "8xh200", "office-4090-3x256gb"}) {
+    const Plan plan = Planned("r1", known_machine(machine), w).plan();
+    EXPECT_EQ(plan.placement.stages[0].dp(), 1) << machine;
+    EXPECT_EQ(plan.placement.expert_rows, ExpertRows::kExact) << machine;
+    EXPECT_TRUE(says(all_reasons(plan), "--ep-rows fp8 changes nothing")) << machine;
+  }
+}
+
+// CPUs of two hosts, each with a replica, over a network of 1 GB/s.
+TEST(Plan, CpusSendRowsAsAsked) {
+  Machine machine = known_machine("2x6980p");
+  machine.hosts = 2;
+  machine.network = {1e9, 10e-6};
+  Workload w;
+  w.concurrency = 64;
+  w.objective = Objective::kThroughput;
+  const Plan exact = Planned("r1", machine, w).plan();
+  w.expert_rows = ExpertRows::kFp8;
+  const Plan fp8 = Planned("r1", machine, w).plan();
+  ASSERT_TRUE(rows_travel(exact.placement));
+  EXPECT_EQ(exact.placement.expert_rows, ExpertRows::kExact);
+  EXPECT_EQ(fp8.placement.expert_rows, ExpertRows::kFp8);
+  Placement other = exact.placement;
+  other.expert_rows = ExpertRows::kFp8;
+  const ModelConfig r1 = known_model("r1");
+  const RoutingStatistics routing(r1);
+  const PlanInput in = {r1, machine, exact.workload, routing};
+  EXPECT_LT(predict(in, other).decode.step_seconds,
+            0.95 * predict(in, exact.placement).decode.step_seconds);
+}
+
 // R1 beside a 5090: eight experts are exchanged at a time, so either device keeps memory for eight.
 TEST(Plan, KeepsMemoryForExpertsThatMove) {
   Workload w;

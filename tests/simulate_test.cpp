@@ -56,6 +56,23 @@ TEST(Simulate, TwoRanksWaitForMessages) {
   EXPECT_DOUBLE_EQ(first.balance, 1);
 }
 
+// A token has two experts on each of two ranks.
+TEST(Simulate, ARowGoesOnceToARank) {
+  SimulatedCluster c;
+  c.n_ranks = 2;
+  c.n_experts = c.top_k = 4;
+  c.owners = {{0}, {0}, {1}, {1}};
+  c.tokens_per_rank = 4;
+  c.backbone_seconds = 1;
+  c.expert_seconds = 2;
+  c.link_bytes_per_second = 10;
+  c.dispatch_bytes = 5;   // 4 rows: 2 s
+  c.combine_bytes = 7.5;  // 3 s
+  const SimulatedLayer layer = simulate(c).layers[0];
+  EXPECT_DOUBLE_EQ(layer.dispatch_end, 1 + 2);
+  EXPECT_DOUBLE_EQ(layer.combine_end, layer.experts_end + 3);
+}
+
 // Two hosts of two ranks, and a token has an expert on each rank: it crosses once to the other
 // host, and goes to the other rank of its own over a link beside the network.
 TEST(Simulate, ARowCrossesOnceToEachHost) {

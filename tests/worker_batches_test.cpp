@@ -1,5 +1,6 @@
 // Requests of several backbones that a worker computes together.
 #include <array>
+#include <latch>
 
 #include "tests/worker_backbones.h"
 
@@ -121,11 +122,13 @@ TEST(ExpertServer, AnswersBatchesOfSeveralBackbonesWhenItEnds) {
     std::optional<SlowWorker> worker(std::in_place, milliseconds(20));
     const std::string address = worker->address();
     std::atomic<int> n_failures{0};
+    std::latch connected(3);
     std::vector<std::thread> backbones;
     for (int b = 0; b < 3; ++b)
       backbones.emplace_back([&, b] {
         Local local;
         Backbone backbone(local, {address, other.address()});
+        connected.count_down();
         for (int i = 0; i < 60; ++i) {  // in this layer the first worker has the first turn
           Inputs inputs(4, local.dim, 100 * i + b);
           ASSERT_EQ(backbone.sums(inputs, 2), local.sums(inputs, 2, backbone.shards()));
@@ -135,6 +138,7 @@ TEST(ExpertServer, AnswersBatchesOfSeveralBackbonesWhenItEnds) {
     for (int i = 0; i < 2000 && worker->counts().n_shared < 3; ++i)
       std::this_thread::sleep_for(milliseconds(5));
     EXPECT_GE(worker->counts().n_shared, 3);
+    connected.wait();  // two of them alone may have had these requests
     const Stopwatch watch;
     worker.reset();
     EXPECT_LT(watch.seconds(), 15) << "it does not wait until the drain is over";

@@ -39,13 +39,13 @@ def rows():
     yield SGLANG, "2x6980p", "decode, tokens/s", options, "decode_tokens_per_second", 1, 14.7
     yield SGLANG, "2x6980p", "the same at 1,108 GB/s", options, "decode_at_1108", 1, 14.7
     yield SGLANG, "2x6980p", "first token of 1,024, s", options, "time_to_first_token_seconds", 1, 1.885
-    options = "r1 --objective throughput --concurrency 0 --user-speed 20 --prompt 2000 --output 1000 --ctx 4096"
+    options = "r1 --ep-rows fp8 --objective throughput --concurrency 0 --user-speed 20 --prompt 2000 --output 1000 --ctx 4096"
     yield CLUSTER, "12x8xh100", "decode, tokens/s a host", options, "decode_tokens_per_second", 12, 22_300
     yield CLUSTER, "12x8xh100", "prefill, tokens/s a host", options, "prefill_tokens_per_second", 12, 52_300
-    options = "r1 --prompt 2048 --output 2048 --ctx 4096 --concurrency 1950"
+    options = "r1 --ep-rows fp8 --prompt 2048 --output 2048 --ctx 4096 --concurrency 1950"
     yield LMDEPLOY, "32xh800", "answers, tokens/s", options, "output_tokens_per_second", 1, 32_224
     yield LMDEPLOY, "32xh800", "each user, tokens/s", options, "tokens_per_second_per_user", 1, 19.5
-    options = "r1 --prompt 4096 --output 1500 --ctx 8192"
+    options = "r1 --ep-rows fp8 --prompt 4096 --output 1500 --ctx 8192"
     yield "SGLang, 8 H20-96G", "8xh20-96g", "prefill of 4096, tokens/s", options, "prefill_tokens_per_second", 1, 16_500
     for name, published in (("fp8", 20), ("int4", 30)):
         yield (f"fastllm, {name.upper()}", "2x9654-5090", "decode, tokens/s", f"r1 --experts {name} --prompt 1024 --output 256",

@@ -76,6 +76,7 @@ ExecutedParts parts_of_host(const ModelConfig& config, const Placement& p, Place
       {}};
   parts.grid = {p.stages[0].dp(), p.stages[0].tp, static_cast<int>(p.stages.size())};
   if (rank.n_ranks > 1 && p.micro_batches > 1) parts.micro_batches = p.micro_batches;
+  parts.rows = p.expert_rows;
   for (const Stage& s : p.stages) parts.stages.push_back({s.first, s.last + 1 - s.first});
   if (rank.n_ranks > 1 && !is_sliced(p)) parts.ranks_of_expert = ranks_of_experts(config, p);
   if (backbone_of(p, rank).is_cpu()) return parts;

@@ -45,6 +45,7 @@ struct ExecutedParts {
   // Micro-batches of a step in which replicas exchange rows; 0: the number that is measured to be
   // faster.
   int micro_batches = 0;
+  ExpertRows rows = ExpertRows::kExact;  // as they travel between ranks
 };
 
 // A process among those that run a placement together: rank r has the r-th device of the stages,

@@ -115,6 +115,7 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
       p.layers = layout.alike ? assigned.on(layout.cpus, redundant)
                               : layers_on_hosts(in, hosts, format, redundant);
     }
+    p.expert_rows = rows_travel(p) ? in.workload.expert_rows : ExpertRows::kExact;
     const int64_t home = ++contest.n_homes;
     const double with_experts = contest.promise(p, home, in.routing);
     if (!contest.hopeless(with_experts) || !std::isfinite(with_experts))

@@ -192,6 +192,7 @@ Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
                                                        format, base.n_redundant)
                                      : assigned.on(ranks, base.n_redundant);
   }
+  if (rows_travel(p)) p.expert_rows = in.workload.expert_rows;
   return p;
 }
 
@@ -221,8 +222,8 @@ void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Pl
 void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home,
                        const CandidateSearch& contest) {
   // Rows travel between replicas and to workers; the GPUs of one replica add up sums.
-  const bool rows_travel = p.stages[0].dp() > 1 || !worker_devices(p).empty();
-  const bool halves = in.workload.concurrency != 1 && rows_travel;
+  const bool halves =
+      in.workload.concurrency != 1 && (p.stages[0].dp() > 1 || !worker_devices(p).empty());
   for (const int chunk : prefill_chunks(in.workload))
     for (const bool embedding_on_cpu : {false, true})
       for (int micro_batches = 1; micro_batches <= (halves ? 2 : 1); ++micro_batches) {

@@ -237,9 +237,9 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
                     product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
 }
 
-// Where one replica's expert rows go. A row goes once to each worker, and once to each other host
-// with a part of the backbone, that has one of its experts: with probability 1 - (1 - f)^top_k to
-// one with a fraction f of the expert rows.
+// Where one replica's expert rows go. A row goes once to each worker, once to each GPU of its host,
+// and once to each other host with a part of the backbone, that has one of its experts: with
+// probability 1 - (1 - f)^top_k to one with a fraction f of the expert rows.
 void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
                           ExpertTimes& e) const {
   const DeviceId backbone = stage.devices[0];
@@ -256,12 +256,14 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
     if (std::find(stage.devices.begin(), replica_end, load.owner) != replica_end) continue;
     if (load.owner.host == backbone.host) {
       (load.owner.is_cpu() ? cpu : near) += load.rows;
+      if (!load.owner.is_cpu()) e.near_gpus_a_token += uses(load.rows);
       continue;
     }
     e.far_host = load.owner.host;
     if (has_backbone(p_, load.owner.host)) {
       far += load.rows;
       far_rows_of_host[load.owner.host] += load.rows;
+      if (!load.owner.is_cpu()) e.far_gpus_a_token += uses(load.rows);
       continue;
     }
     workers += load.rows;
@@ -288,9 +290,8 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
 }
 
 // Seconds to send tokens out and sums back: between a GPU and its host's CPUs as BF16 over the host
-// link; between GPUs of a host as dispatch_bytes() and combine_bytes(), every copy counted as in
-// DeepEP's figures. Between hosts a row and a sum cross once for each host, in the formats that
-// CPUs or GPUs send; the GPUs of a host send rows on to each other.
+// link; between ranks as row_bytes(), once for each GPU of the host, and over the network once for
+// each host, whose GPUs send rows on to each other.
 double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   if (e.sliced) return 0;
   const int host = stage.devices[0].host;
@@ -306,8 +307,8 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   // Load of the busier side: a backbone rank that sends or, if those are fewer, an expert rank that
   // receives.
   const double busier = std::max(1.0, shape_.replicas / e.n_owners);
-  const auto of_token = static_cast<double>(dispatch_bytes(in_.config) + combine_bytes(in_.config));
-  const double bytes = busier * tokens * of_token * (e.to_near + e.to_far);
+  const auto row = static_cast<double>(row_bytes(in_.config, p_.expert_rows).both());
+  const double bytes = busier * tokens * row * (e.near_gpus_a_token + e.far_gpus_a_token);
   double near = 0, far = 0;
   if (e.to_near > 0 && gpu_backbone)
     near = 2 * m.gpu_link.latency_seconds + bytes / m.gpu_link.bytes_per_second;
@@ -316,26 +317,24 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
     const double a_host = std::min(of_first_host(stage) / stage.tp, shape_.replicas);
     const Link link = in_.machine.link(host, e.far_host);
     const double most = std::max({1.0, a_host, shape_.replicas / e.n_far_hosts});
-    const double row = gpu_backbone ? of_token / in_.config.router.n_active
-                                    : in_.config.dim * (kBf16Bytes + kFloatBytes);
     far = 2 * link.latency_seconds +
           tokens * e.far_hosts_a_token * row * most / link.bytes_per_second;
   }
   return seconds + std::max(near, far);
 }
 
-// Seconds of the requests to workers and of their answers: BF16 rows out, and float rows back, once
+// Seconds of the requests to workers and of their answers: exact rows out, and their sums back, once
 // for each worker that a token uses. The backbone's host, or that of the workers which most tokens
 // use, has more to send.
 double LayerModel::worker_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   const Machine& m = in_.machine;
   const Link link = m.link(stage.devices[0].host, e.far_host);
   const double a_host = std::max(1.0, std::min(of_first_host(stage) / stage.tp, shape_.replicas));
-  const double row_bytes = in_.config.dim * (kBf16Bytes + kFloatBytes);
+  const auto row = static_cast<double>(row_bytes(in_.config, ExpertRows::kExact).both());
   const double rows =
       tokens * std::max(a_host * e.workers_a_token, shape_.replicas * e.most_tokens);
   const double request = m.request_seconds > 0 ? m.request_seconds : kRequestSeconds;
-  return 2 * link.latency_seconds + rows * row_bytes / link.bytes_per_second +
+  return 2 * link.latency_seconds + rows * row / link.bytes_per_second +
          requests_seconds(request, e.n_workers) + worker_copy_seconds(e, tokens);
 }
 

@@ -64,6 +64,9 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
       p.kv_type == DType::kBF16 || (gpus_attend && takes_fp8_cache(config.mla)),
       "placement: KV cache in fp8: must be bf16, as {}",
       gpus_attend ? "this model's latents are larger than DeepSeek's" : "a CPU computes attention");
+  require(p.expert_rows == ExpertRows::kExact || rows_travel(p),
+          "placement: ep_rows {}: must be {}, as no rows travel between ranks",
+          name_of(p.expert_rows), name_of(ExpertRows::kExact));
   require(p.micro_batches == 1 || p.micro_batches == 2,
           "placement: {} micro-batches: must be 1 or 2", p.micro_batches);
   require(p.micro_batches_from_sequences >= 2,
@@ -80,6 +83,12 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
                 : "",
             gigabytes(m.reserve_bytes), gigabytes(-m.free_bytes()),
             first_without_room(config, p, m));
+}
+
+bool rows_travel(const Placement& p) {
+  const bool has_replicas =
+      std::any_of(p.stages.begin(), p.stages.end(), [](const Stage& s) { return s.dp() > 1; });
+  return has_replicas && !p.layers.empty() && worker_hosts(p).empty();
 }
 
 bool has_backbone(const Placement& p, int host) {

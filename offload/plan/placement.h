@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/machine.h"
+#include "core/row_format.h"
 #include "model/config.h"
 #include "model/weight_format.h"
 
@@ -72,6 +73,7 @@ struct Placement {
   std::vector<int> hosts_of_kinds;  // how many each kind has; empty: there is one kind
   // Every device has memory for experts that come to it while a server answers.
   bool room_to_move = false;
+  ExpertRows expert_rows = ExpertRows::kExact;  // as they travel between ranks
   int prefill_chunk_tokens = 512;
   // Chunks of at least this many tokens stream CPU experts to the backbone's GPU; 0: never.
   int stream_from_tokens = 0;
@@ -110,6 +112,10 @@ std::vector<DeviceId> worker_devices(const Placement& placement);
 std::vector<int> worker_hosts(const Placement& placement);  // their hosts, ascending
 // The format of experts on a worker's GPU: as stored, or BF16 where they are packed.
 WeightFormat worker_gpu_format(const ModelConfig& config);
+
+// Whether rows of activations travel between ranks to their experts: replicas of the backbone have
+// tokens of their own. Rows to workers travel in another way, always exact.
+bool rows_travel(const Placement& placement);
 
 // Placement::hosts_of_kinds of this machine.
 std::vector<int> hosts_of_kinds(const Machine& machine);

@@ -27,6 +27,7 @@ void read_backbone(JsonFields fields, Placement& p);
 bool read_on_cpu(JsonFields& fields, const std::string& key);
 NumaColumns read_numa_columns(JsonFields& fields);
 void read_experts(JsonFields fields, Placement& p);
+ExpertRows read_expert_rows(JsonFields& fields);
 LayerExperts read_layers(JsonFields fields);
 ExpertGroup read_group(JsonFields fields);
 std::vector<DeviceId> read_devices(JsonFields& fields, const std::string& key);
@@ -44,6 +45,7 @@ Json placement_to_json(const Placement& p) {
   if (p.numa_columns.size() > 1) experts["numa_columns"] = p.numa_columns;
   if (!p.hosts_of_kinds.empty()) experts["hosts_of_kinds"] = p.hosts_of_kinds;
   if (p.room_to_move) experts["room_to_move"] = true;
+  if (p.expert_rows != ExpertRows::kExact) experts["ep_rows"] = name_of(p.expert_rows);
   return {
       {"model", p.model},
       {"machine", p.machine},
@@ -220,9 +222,17 @@ void read_experts(JsonFields fields, Placement& p) {
       p.hosts_of_kinds.push_back(n.get<int>());
     }
   if (fields.has("room_to_move")) p.room_to_move = fields.boolean("room_to_move");
+  if (fields.has("ep_rows")) p.expert_rows = read_expert_rows(fields);
   fields.refuse_others();
   for (size_t i = 0; i < layers.size(); ++i)
     p.layers.push_back(read_layers({layers[i], fmt::format("{}: layers[{}]", fields.path(), i)}));
+}
+
+ExpertRows read_expert_rows(JsonFields& fields) {
+  const std::string rows = fields.text("ep_rows");
+  for (const ExpertRows known : {ExpertRows::kExact, ExpertRows::kFp8})
+    if (rows == name_of(known)) return known;
+  fields.refuse("ep_rows", "expected exact or fp8");
 }
 
 LayerExperts read_layers(JsonFields fields) {

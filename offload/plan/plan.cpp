@@ -449,6 +449,7 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   // Changes of the machine keep the format; changes of the format keep the machine.
   PlanRequest held = r;
   held.workload.kv = p.kv_type;
+  held.workload.expert_rows = p.expert_rows;
   bool on_cpu = p.stages[0].devices[0].is_cpu();
   std::optional<WeightFormat> of_cpus, of_gpus;
   for (const LayerExperts& l : p.layers)
@@ -459,6 +460,9 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   for (int kind = 0; kind < r.machine.n_kinds(); ++kind) add_changes_of(kind, held, on_cpu, trials);
   if (!p.stages[0].devices[0].is_cpu() && p.kv_type == DType::kBF16 && takes_fp8_cache(c.mla))
     trials.add(held, "KV cache in fp8", [](Machine&, Workload& w) { w.kv = DType::kF8E4M3; });
+  if (rows_travel(p) && p.expert_rows == ExpertRows::kExact)
+    trials.add(held, "rows between ranks in fp8",
+               [](Machine&, Workload& w) { w.expert_rows = ExpertRows::kFp8; });
   const bool int4 = held.workload.experts && is_i4(held.workload.experts->dtype);
   if (!is_i4(stored_expert_format(c).dtype) && !int4 && !p.layers.empty())
     trials.add(r, "experts in int4", [](Machine&, Workload& w) { w.experts = kNarrowest; });

@@ -42,6 +42,7 @@ void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& 
 void say_moving_experts(const Placement& p, const Prediction& now, Words& words);
 void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words);
+void say_rows(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_overlap(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_wish(const PlanInput& in, const Prediction& now, Words& words);
@@ -61,6 +62,7 @@ Words reasons_in_words(const PlanInput& in, const Placement& p, const Prediction
     say_hot_experts(in, p, now, words);
     say_moving_experts(p, now, words);
     say_expert_parallel(in, p, words);
+    say_rows(in, p, now, words);
   }
   say_prefill(in, p, now, words);
   say_overlap(in, p, now, words);
@@ -332,6 +334,28 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
         fmt::format("separate roles: {} GPUs hold only the backbone and KV cache, {} only "
                     "experts",
                     backbone.size(), homes.n_owners));
+}
+
+void say_rows(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
+  if (!rows_travel(p)) {
+    if (in.workload.expert_rows != ExpertRows::kExact)
+      words.push_back(fmt::format("--ep-rows {} changes nothing: no rows travel between ranks",
+                                  name_of(in.workload.expert_rows)));
+    return;
+  }
+  const bool fp8 = p.expert_rows == ExpertRows::kFp8;
+  Placement other = p;
+  other.expert_rows = fp8 ? ExpertRows::kExact : ExpertRows::kFp8;
+  const Prediction then = predict(in, other);
+  const auto kilobytes = [&](const Placement& placement) {
+    return static_cast<double>(row_bytes(in.config, placement.expert_rows).both()) * 1e-3;
+  };
+  words.push_back(fmt::format(
+      "rows between ranks {} ({:.1f} KB a row and its sum): {:.2f} ms a step, {:.1f} tokens/s of "
+      "prompts; {}{:.1f} KB): {:.2f} ms, {:.1f} tokens/s",
+      fp8 ? "in FP8, sums in BF16" : "exact", kilobytes(p), milli(now.decode.step_seconds),
+      now.prefill.tokens_per_second, fp8 ? "exact (" : "with --ep-rows fp8 (less accurate, ",
+      kilobytes(other), milli(then.decode.step_seconds), then.prefill.tokens_per_second));
 }
 
 void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/row_format.h"
 #include "model/batch.h"
 #include "model/config.h"
 #include "model/weight_format.h"
@@ -34,6 +35,7 @@ struct Workload {
   // Replicas of experts a layer, beyond one of each, where several ranks have experts; empty:
   // decided. More than none asks for several ranks.
   std::optional<int> redundant_experts;
+  ExpertRows expert_rows = ExpertRows::kExact;  // between ranks, where rows travel
   bool experts_move = false;        // while a server answers, where a placement allows it
   std::optional<int> draft_tokens;  // of a sequence per step, 0: none; empty: decided
   double acceptance = 0.85;         // probability that a draft is accepted if all before it were

@@ -55,8 +55,8 @@ int first_with_experts(const SimulatedCluster& c) {
   return backbones(c) < c.n_ranks ? backbones(c) : 0;
 }
 
-// One micro-batch in one layer: copies[from][to] of tokens, of which those to another host are
-// parts of what crosses once, and each rank's expert seconds.
+// One micro-batch in one layer: copies[from][to] of tokens, each sent once to a rank or, as parts
+// for its ranks, to another host; and each rank's expert seconds.
 struct Exchange {
   std::vector<std::vector<double>> copies;
   std::vector<double> expert_seconds;
@@ -116,12 +116,15 @@ class Router {
   }
 
  private:
-  // Of a row that goes to these ranks, what is sent to one of them.
+  // The part of a row that counts for each of the ranks of its experts, of which several may be the
+  // same: a row is sent once to a rank, or to another host.
   double part_of_row(int from, int to, const std::vector<int>& ranks) const {
     const std::vector<int>& host_of = c_.host_of;
-    if (host_of.empty() || host_of[from] == host_of[to]) return 1;
-    const auto on_host = [&](int rank) { return host_of[rank] == host_of[to]; };
-    return 1. / static_cast<double>(std::count_if(ranks.begin(), ranks.end(), on_host));
+    const bool near = host_of.empty() || host_of[from] == host_of[to];
+    const auto together = [&](int rank) {
+      return near ? rank == to : host_of[rank] == host_of[to];
+    };
+    return 1. / static_cast<double>(std::count_if(ranks.begin(), ranks.end(), together));
   }
   double seconds_of_expert(int rows) const {
     const double computing = rows * c_.expert_seconds_per_row;
@@ -388,8 +391,9 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
     for (const DeviceId d : ranks) c.host_of.push_back(d.host);
     c.near_bytes_per_second = in.machine.host(ranks[0].host).gpu_link.bytes_per_second;
   }
-  c.dispatch_bytes = static_cast<double>(dispatch_bytes(in.config)) / c.top_k;
-  c.combine_bytes = static_cast<double>(combine_bytes(in.config)) / c.top_k;
+  const RowBytes bytes = row_bytes(in.config, p.expert_rows);
+  c.dispatch_bytes = static_cast<double>(bytes.there);
+  c.combine_bytes = static_cast<double>(bytes.back);
   return c;
 }
 

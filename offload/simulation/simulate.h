@@ -36,10 +36,10 @@ struct SimulatedCluster {
   double link_bytes_per_second = 1e9, link_latency_seconds = 0;  // outgoing
   // [ranks] Ranks with the same link are on one host. Empty: one link per rank.
   std::vector<int> link_of = {};
-  double dispatch_bytes = 0, combine_bytes = 0;  // bytes of one copy of a token
-  // [ranks] A token's row and sum cross once to each other host; the copies to ranks of one host
-  // travel over a link of their own at near_bytes_per_second, 0: they arrive at once. Empty: every
-  // copy is sent.
+  double dispatch_bytes = 0, combine_bytes = 0;  // of a token's row to one rank, and of its sum
+  // [ranks] A token's row and sum cross once to each other host; those between ranks of one host
+  // travel over a link of their own at near_bytes_per_second, 0: they arrive at once. Empty: a row
+  // is sent once to each rank.
   std::vector<int> host_of = {};
   double near_bytes_per_second = 0;
 };

@@ -34,6 +34,7 @@ struct PlanOptions {
   std::string statistics, out, plot;  // files
   std::optional<WeightFormat> experts;
   std::optional<DType> kv;
+  std::optional<ExpertRows> expert_rows;
   int64_t context = 8192;
   int concurrency = 1, prompt_tokens = 1024, output_tokens = 1024;
   Objective objective = Objective::kLatency;

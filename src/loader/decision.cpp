@@ -470,7 +470,7 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
       decision.parts.ranks_of_expert =
           ranks_beside_workers(subject.on_workers, subject.rank.n_ranks);
   }
-  decision.rows = options.rows.value_or(ExpertRows::kExact);
+  decision.rows = options.rows.value_or(placed ? placed->rows : ExpertRows::kExact);
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
   decision.parts.chunk_tokens = decision.limits.max_tokens;

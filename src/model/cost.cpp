@@ -95,13 +95,9 @@ AttentionWork attention_work(const ModelConfig& c, double queries, double contex
   return {context * bytes, naive ? ops.naive : ops.absorbed, !naive};
 }
 
-int64_t dispatch_bytes(const ModelConfig& c) {
-  constexpr int kScaleColumns = 128;
-  return int64_t{c.router.n_active} * (c.dim + c.dim / kScaleColumns * kFloatBytes);
-}
-
-int64_t combine_bytes(const ModelConfig& c) {
-  return int64_t{c.router.n_active} * c.dim * kBf16Bytes;
+RowBytes row_bytes(const ModelConfig& c, ExpertRows rows) {
+  const RowFormats formats = row_formats(rows, true);
+  return {encoded_bytes(formats.there, c.dim), encoded_bytes(formats.back, c.dim)};
 }
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/row_format.h"
 #include "model/config.h"
 #include "model/weight_format.h"
 
@@ -50,9 +51,13 @@ struct AttentionWork {
 };
 AttentionWork attention_work(const ModelConfig& config, double queries, double context);
 
-// Network bytes per token and MoE layer under expert parallelism when all chosen experts are on
-// other ranks: dispatch sends FP8 rows with a scale per 128 columns, combine returns BF16 rows.
-int64_t dispatch_bytes(const ModelConfig& config);
-int64_t combine_bytes(const ModelConfig& config);
+// Bytes of a row of activations that goes to another rank, and of its sum that comes back
+// (core/row_format.h). Experts are taken to round rows to BF16, as those of all CPUs and GPUs do
+// without --activations fp8.
+struct RowBytes {
+  int64_t there = 0, back = 0;
+  int64_t both() const { return there + back; }
+};
+RowBytes row_bytes(const ModelConfig& config, ExpertRows rows);
 
 }  // namespace tandem

@@ -392,7 +392,7 @@ MUTANTS = [
     ("host pages: ranks copy the pages of all replicas", "src/engine/step_runner.cpp", [("  if (replica != grid_.replica_of(rank_)) return;\n  if (copy.way", "  if (copy.way")]),
     ("host pages: ranks have as many as each has room for", "src/loader/loaded_model.cpp", [("  if (ranks.group) n = least_on_all(*ranks.group, n);\n  if (n == 0) return;", "  if (ranks.group) n -= 24 * ranks.group->rank();\n  if (n == 0) return;")]),
     ("GPU ways: parcels go where experts are sliced", "src/with_gpu/gpu_model.cpp", [("all_on_gpu(parts) && !parts.expert_columns,", "all_on_gpu(parts),")]),
-    ("rows in FP8: they are not asked for", "src/loader/decision.cpp", [("  decision.rows = options.rows.value_or(ExpertRows::kExact);\n", "")]),
+    ("rows in FP8: they are not asked for", "src/loader/decision.cpp", [("  decision.rows = options.rows.value_or(placed ? placed->rows : ExpertRows::kExact);\n", "")]),
     ("rows in FP8: that none travel is not said", "src/loader/decision.cpp", [("  require(travel || decision.rows", "  require(true || travel || decision.rows")]),
     ("rows in FP8: servers of other rows count as alike", "src/loader/loaded_model.cpp", [("  if (decision.rows == ExpertRows::kFp8) text +=", "  if (decision.rows != decision.rows) text +=")]),
     ("rows in FP8: GPUs do not know of them", "src/loader/decision.cpp", [("          .rows = decision.rows,\n", "")]),

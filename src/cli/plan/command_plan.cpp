@@ -106,6 +106,7 @@ int plan_command(const Options& o) {
                              .experts = p.experts,
                              .kv = p.kv,
                              .redundant_experts = p.redundant_experts,
+                             .expert_rows = p.expert_rows.value_or(ExpertRows::kExact),
                              .experts_move = p.experts_move,
                              .draft_tokens = p.draft_tokens,
                              .acceptance = p.acceptance};
@@ -115,6 +116,9 @@ int plan_command(const Options& o) {
           : RoutingStatistics(config, read_text_file(p.statistics, kMaxStatisticsBytes),
                               p.statistics);
   if (!p.preset.empty()) return plan_preset(o, {model, config, machine, workload, routing});
+  require(p.placement.empty() || !p.expert_rows,
+          "both --placement and --ep-rows: {} says how rows travel (ep_rows): leave one out",
+          p.placement);
   require(p.servers || (p.requests_per_second == 0 && p.gap_seconds == 0),
           "--request-rate {:g}, --slo-gap {:g}: these are for --servers: add it, or leave them out",
           p.requests_per_second, p.gap_seconds);
