@@ -13,6 +13,7 @@
 #include "comm/delayed.h"
 #include "comm/local_ranks.h"
 #include "core/clock.h"
+#include "model/micro_batches.h"
 #include "offload/ranks/rank_experts.h"
 #include "tests/check_close.h"
 #include "tests/replica_tokens.h"

@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <set>

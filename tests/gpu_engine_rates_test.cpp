@@ -8,6 +8,7 @@
 #include "bench/gpu/gpu_benches.h"
 #include "bench/machine/machine_report.h"
 #include "gpu_kernels/peaks.h"
+#include "gpu_kernels/runtime.h"
 #include "io/machine_json.h"
 
 namespace tandem {

@@ -1,4 +1,5 @@
 // Kernels of rows that ranks exchange, against the same decisions on the CPU.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

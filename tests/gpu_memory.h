@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gpu_kernels/kernels.h"
+#include "gpu_kernels/runtime.h"
 
 namespace tandem::gpu {
 

@@ -153,6 +153,36 @@ TEST(Plan, RowsBetweenRanksAreExactUnlessAskedOtherwise) {
   EXPECT_EQ(gain(in_fp8, fp8), 0);
 }
 
+// All of R1 on GPUs of four hosts.
+TEST(Plan, RowsBetweenHostsOfGpusAreExactUnlessAskedOtherwise) {
+  Workload w;
+  w.context = 4096;
+  w.prompt_tokens = w.output_tokens = 2048;
+  w.concurrency = 1950;
+  for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
+    w.expert_rows = rows;
+    const Plan plan = Planned("r1", known_machine("32xh800"), w).plan();
+    ASSERT_EQ(plan.placement.stages[0].dp(), 32);
+    EXPECT_EQ(experts_on_gpu(plan), 58 * 256);
+    EXPECT_EQ(plan.placement.expert_rows, rows);
+  }
+}
+
+// Replicas of the backbone whose experts are on their own devices, on workers, or on both.
+TEST(RowsTravel, BetweenReplicasWithoutWorkers) {
+  Placement p = with_owners({{range(0, 128), {{0, 0}}}, {range(128, 256), {{0, 1}}}});
+  EXPECT_FALSE(rows_travel(p)) << "one replica";
+  p.stages[0].devices = {{0, 0}, {0, 1}};
+  EXPECT_TRUE(rows_travel(p));
+  p.stages[0].tp = 2;
+  EXPECT_FALSE(rows_travel(p));
+  p.stages[0].tp = 1;
+  p.layers[0].groups[1].owners = {{1, 0}};
+  EXPECT_FALSE(rows_travel(p)) << "a worker has some";
+  p.layers.clear();
+  EXPECT_FALSE(rows_travel(p)) << "no experts";
+}
+
 // One process has no other rank, GPUs of one replica add up sums, and rows to workers are exact.
 TEST(Plan, RowsThatDoNotTravelStayExact) {
   Workload w;

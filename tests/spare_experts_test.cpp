@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <random>
 
 #include "model/checkpoint.h"
 #include "tests/error_of.h"
 #include "tests/random_model.h"
 #include "tests/repository.h"
+#include "tests/temp_directory.h"
 #include "tests/topologies.h"
 
 namespace tandem::test {

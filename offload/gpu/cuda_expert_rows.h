@@ -2,6 +2,7 @@
 // Used for experts stored on the GPU and for streamed ones.
 #pragma once
 #include "gpu_kernels/products/products.h"
+#include "gpu_kernels/runtime.h"
 #include "model/config.h"
 #include "ops/expert_pool.h"
 

@@ -1,6 +1,7 @@
 // Products on a GPU: chooses the kernel by weights and number of tokens, and owns the scratch.
 #pragma once
 #include "gpu_kernels/products/products.h"
+#include "gpu_kernels/runtime.h"
 #include "model/config.h"
 #include "ops/ops.h"
 

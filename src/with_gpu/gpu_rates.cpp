@@ -4,6 +4,7 @@
 #include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"
 #include "gpu_kernels/peaks.h"
+#include "gpu_kernels/runtime.h"
 
 namespace tandem {
 namespace {

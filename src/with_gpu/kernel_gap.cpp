@@ -2,6 +2,7 @@
 #include "bench/gpu_bench_model.h"
 #include "bench/machine/machine_speed.h"
 #include "gpu_kernels/peaks.h"
+#include "gpu_kernels/runtime.h"
 
 namespace tandem {
 

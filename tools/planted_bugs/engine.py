@@ -60,7 +60,7 @@ TESTS_OF = {
     "src/ops/onednn": ["dense_products_test"],
     "src/ops/router": ["router_test"],
     "src/scheduling/scheduler": ["scheduler_test", "swapping_test", "engine_prefix_test"],
-    "src/with_gpu/gpu_calls": ["gpu_comm_bench_test"],
+    "src/with_gpu/gpu_calls": ["gpu_engine_comm_bench_test"],
     "src/with_gpu/": ["gpu_engine_fallback_test", "gpu_engine_swap_test", "gpu_hybrid_engine_test"],
     "src/with_gpu/cublas": ["gpu_engine_cublas_test"],
     "src/with_gpu/gpu_bench_model": ["gpu_engine_bench_test"],

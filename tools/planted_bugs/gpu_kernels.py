@@ -4,7 +4,7 @@ TESTS_OF = {
     "gpu_kernels/attention/append_fp8": ["gpu_kv_test"],
     "gpu_kernels/e4m3": ["gpu_kv_test", "gpu_products_test"],
     "gpu_kernels/elementwise": ["gpu_grids_test", "gpu_kernels_test"],
-    "gpu_kernels/emulated/collectives": ["gpu_collectives_test", "gpu_exchange_test"],
+    "gpu_kernels/emulated/collectives": ["gpu_engine_collectives_test", "gpu_exchange_test"],
     "gpu_kernels/emulated/emulator": ["gpu_emulator_test", "gpu_kernels_test"],
     "gpu_kernels/emulated/stream_flags": ["gpu_signals_test"],
     "gpu_kernels/products/fp8_rows": ["gpu_fp8_products_test", "gpu_experts_test"],

@@ -1,7 +1,7 @@
 """Planted bugs in everything around the engine: texts, files, servers, router, transport, benchmarks, commands."""
 TESTS_OF = {
     "src/api/": ["api_test", "gpu_engine_api_test"],
-    "src/bench/comm/": ["bench_comm_test", "gpu_comm_bench_test"],
+    "src/bench/comm/": ["bench_comm_test", "gpu_engine_comm_bench_test"],
     "src/bench/gpu/": ["gpu_engine_kernel_bench_test"],
     "src/bench/gpu/hybrid": ["gpu_engine_bench_test", "gpu_engine_kernel_bench_test"],
     "src/bench/machine/": ["bench_machine_test", "gpu_engine_rates_test"],
