@@ -117,6 +117,17 @@ TEST_F(DraftsOfR1, TheBestOfUpToFourIsRecommended) {
   EXPECT_GT(last, 0);
 }
 
+// A pipeline's last stage lacks the embedding that the layer needs (`--draft mtp` is refused).
+TEST_F(DraftsOfR1, APipelineDraftsByPromptLookup) {
+  EXPECT_FALSE(says(why(), "pipeline")) << why();
+  placement_.stages = {{0, 30, {{0, -1}}, 1}, {31, 60, {{0, -1}}, 1}};
+  const DraftPlan plan = planned();
+  EXPECT_FALSE(plan.with_mtp);
+  for (const DraftedStep& step : plan.steps) EXPECT_EQ(step.draft_seconds, 0);
+  EXPECT_TRUE(says(why(), "from prompt lookup")) << why();
+  EXPECT_TRUE(says(why(), "the stages of a pipeline do not compute the MTP layer")) << why();
+}
+
 TEST_F(DraftsOfR1, WithoutTheLayerPromptLookupDraftsInNoTime) {
   const DraftPlan mtp = planned();
   // A layer in FP8 with 256 experts of 44 MB and its shared expert, and eh_proj.

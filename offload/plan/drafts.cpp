@@ -18,6 +18,7 @@ double different_experts(const PlanInput& in, int n_drafts);
 double pass_seconds(const PlanInput& in, const Placement& p);
 int64_t mtp_layer_bytes(const ModelConfig& c, const Placement& p);
 int64_t free_bytes(const std::vector<DeviceMemory>& memory);
+bool is_pipeline(const Placement& p) { return p.stages.size() > 1; }
 
 }  // namespace
 
@@ -36,7 +37,8 @@ DraftPlan plan_drafts(const PlanInput& in, const Placement& p,
   const Workload& w = in.workload;
   DraftPlan plan = {.acceptance = w.acceptance, .steps = {}};
   if (in.config.n_mtp_layers > 0) plan.mtp_bytes = mtp_layer_bytes(in.config, p);
-  plan.with_mtp = plan.mtp_bytes > 0 && plan.mtp_bytes <= free_bytes(memory);
+  plan.with_mtp =
+      plan.mtp_bytes > 0 && !is_pipeline(p) && plan.mtp_bytes <= free_bytes(memory);
   const double pass = plan.with_mtp ? pass_seconds(in, p) : 0;
   const int first = w.draft_tokens.value_or(1), last = w.draft_tokens.value_or(kMostDrafts);
   const auto add = [&](int n) {
@@ -82,9 +84,10 @@ std::string why_in_words(const PlanInput& in, const Placement& p, const DraftPla
                                                       : "if tokens choose independently");
   if (d.with_mtp)
     text += fmt::format("; the MTP layer takes {:.1f} GB more", gigabytes(d.mtp_bytes));
+  else if (d.mtp_bytes > 0 && is_pipeline(p))
+    text += "; the stages of a pipeline do not compute the MTP layer";
   else if (d.mtp_bytes > 0)
     text += fmt::format("; there is no room for the MTP layer, {:.1f} GB", gigabytes(d.mtp_bytes));
-  if (!p.stages[0].devices[0].is_cpu()) text += "; not executed with the backbone on a GPU yet";
   return text;
 }
 
