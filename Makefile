@@ -114,7 +114,7 @@ lint lint-changed: deps
 	   echo "nothing is linted: a shallow clone does not know what changed last" >&2; \
 	 else git log --diff-merges=first-parent --name-only --pretty=format: -- $(LINTED) | awk 'NF && !seen[$$0]++' | \
 	   while read -r file; do [ ! -e "$$file" ] || echo "$$file"; done | head -n $(LINT_CHANGED); fi | \
-	  xargs -r -P$(JOBS) -n1 clang-tidy-14 -p build/debug --quiet
+	  python3 tools/lint.py --jobs $(JOBS)
 
 clean:
 	@rm -rf build

@@ -317,9 +317,9 @@ class PanelScales {
   }
 
  private:
-  enum class Kind { kNone, kOne, kRows, kGroups, kSeveral } kind_ = Kind::kNone;
   const float* rows_[kPanelRows];
   const bf16* groups_ = nullptr;
+  enum class Kind { kNone, kOne, kRows, kGroups, kSeveral } kind_ = Kind::kNone;
   bool begins_line_ = false;  // whether groups_ is the beginning of a cache line
 };
 
