@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -89,11 +90,32 @@ class Tls(unittest.TestCase):
         good, key = str(CERTIFICATES / "localhost.crt"), str(CERTIFICATES / "localhost.key")
         for options, words in ((["--cert", good], "--key"), (["--key", key], "--cert"), (["--cert", "/nowhere.crt", "--key", key], "/nowhere.crt"),
                                (["--cert", key, "--key", key], "PEM"), (["--cert", good, "--key", good], "private key"),
-                               (["--cert", good, "--key", str(CERTIFICATES / "other.key")], "other.key")):
+                               (["--cert", good, "--key", str(CERTIFICATES / "other.key")], "other.key"),
+                               (["--cert", good, "--key", key, "--proxy-url", "http://127.0.0.1:1", "--node-url", "http://a:1"],
+                                "--node-url http://a:1: this server speaks TLS (--cert): write https://a:1")):
             result = subprocess.run([TANDEM, "serve", TINY, "--port", "0", *options], capture_output=True, text=True, check=False, timeout=30)
             self.assertEqual(result.returncode, 2, options)
             self.assertIn(words, result.stderr)
             self.assertEqual(result.stderr.count("error:"), 1)
+
+
+class Placed(unittest.TestCase):
+    def test_the_context_is_as_placed(self):
+        """Without --ctx a sequence may be as long as the placement's cache, not longer."""
+        host = ["host0.cpu"]
+        placement = {"backbone": {"format": "fp8", "stages": [{"layers": "0-2", "devices": host}]},
+                     "embedding": {"on": "cpu"}, "head": {"on": "cpu", "replicated": True}, "kv": {"tokens": 512, "type": "bf16"},
+                     "experts": {"layers": [{"layers": "1-2", "groups": [{"experts": "0-15", "format": "fp8", "owners": host}]}]},
+                     "prefill": {"chunk_tokens": 512, "stream_from_tokens": 0}, "micro_batches": 1}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(placement, file)
+            file.flush()
+            server = Server("--placement", file.name).wait_ready()
+            try:
+                self.assertEqual(server.get("/v1/models")[1]["data"][0]["max_model_len"], 512)
+                self.assertEqual(server.ok("/v1/chat/completions", chat())["choices"][0]["message"]["content"], ANSWER)
+            finally:
+                self.assertEqual(server.stop(), 0)
 
 
 class PagesOfOthers(unittest.TestCase):

@@ -155,7 +155,11 @@ std::unique_ptr<Registration> registration_of(const ServeOptions& s, bool quiet)
   const std::string scheme = s.certificate.empty() ? "http://" : "https://";
   std::string url;
   if (!s.node_url.empty()) {
-    url = parse_http_address(s.node_url, "--node-url").url();
+    const HttpAddress node = parse_http_address(s.node_url, "--node-url");
+    require(node.tls || s.certificate.empty(),
+            "--node-url {}: this server speaks TLS (--cert): write https://{}", s.node_url,
+            node.authority);
+    url = node.url();
   } else if (s.host != "0.0.0.0" && s.host != "::") {
     url = scheme + (s.host.find(':') == std::string::npos ? s.host : "[" + s.host + "]");
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/completion.h"
+#include "offload/plan/placement_json.h"
 
 namespace tandem {
 
@@ -11,8 +12,11 @@ ModelOptions for_many_sequences(ModelOptions options, const ModelConfig& config,
                                 int64_t kv_tokens) {
   options.max_logits = std::max(max_running, kScoredTokens);
   options.step_tokens = std::max(options.step_tokens, max_running);
-  if (options.context == 0)
+  if (options.context == 0) {
     options.context = std::min<int64_t>(config.max_context, kDefaultContext);
+    if (!options.placement.empty())
+      options.context = std::min(options.context, placement_from_file(options.placement).kv_tokens);
+  }
   require(kv_tokens == 0 || kv_tokens >= options.context,
           "--kv-tokens {}: one sequence of --ctx {} must fit", kv_tokens, options.context);
   if (kv_tokens > 0) options.kv_fraction = 1;
