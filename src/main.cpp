@@ -9,9 +9,11 @@
 #include <new>
 #include <thread>
 
+#include "bench/machine/this_machine.h"
 #include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/options.h"
+#include "cli/plan/planned_ranks.h"
 #include "cli/ranks.h"
 #include "cli/typed_options.h"
 #include "comm/agreement.h"
@@ -210,15 +212,46 @@ bool runs_on_ranks(Command command, const Options& o) {
          command == eval_command || command == logits_command || measures_ranks(o);
 }
 
+// The plan for --ranks on this machine's GPUs. Nothing where the command line says how ranks divide
+// the model, or without as many GPUs: then ranks divide each layer.
+std::optional<PlannedPlacement> planned_ranks(const Options& o, Command command) {
+  const bool answers =
+      command == run_command || command == chat_command || command == serve_command;
+  if (!o.n_ranks || !answers || !leaves_ranks_to_a_plan(o.model)) return {};
+  const std::optional<Machine> machine = saved_this_machine();
+  if (!machine || machine->n_kinds() != 1 || std::ssize(machine->gpus) < *o.n_ranks) return {};
+  std::string why_not;
+  auto planned = plan_for_ranks(o, *machine, *o.n_ranks, command == serve_command, why_not);
+  if (o.quiet || o.json) return planned;
+  if (!planned) {
+    fmt::print(stderr, "--ranks {}: they divide each layer, as there is no plan: {}\n", *o.n_ranks,
+               why_not);
+    return {};
+  }
+  const Stage& stage = planned->placement.stages[0];
+  fmt::print(stderr,
+             "--ranks {}: as planned, {} pipeline stage(s) of {} replica(s) x {}-way tensor "
+             "parallel, {:.1f} tokens/s predicted\n",
+             *o.n_ranks, planned->placement.stages.size(), stage.dp(), stage.tp,
+             planned->prediction.decode.tokens_per_second);
+  return planned;
+}
+
 // Starts the ranks that asked_ranks() names; returns their exit status, or nothing
 // where this process goes on. What no rank could run is refused before.
-std::optional<int> start_ranks(const Options& o, const CommandRanks& ranks, int argc, char** argv) {
+std::optional<int> start_ranks(const Options& o, Command command, const CommandRanks& ranks,
+                               int argc, char** argv) {
   const AskedRanks asked = asked_ranks(o.n_ranks, o.model, ranks.launched());
   if (asked.n > 1) require_runs_on_ranks(o.model);
-  const std::optional<RanksOfHost> to_start = ranks.to_start(asked, argc, argv);
+  std::optional<RanksOfHost> to_start = ranks.to_start(asked, argc, argv);
   if (!to_start) return {};
   if (!o.n_ranks && !o.quiet && !o.json)
     fmt::print(stderr, "{}: starting its {} ranks on this host\n", asked.by, asked.n);
+  std::optional<PlacementFile> file;
+  if (const auto planned = planned_ranks(o, command)) {
+    file.emplace(planned->placement);
+    to_start->command.insert(to_start->command.end(), {"--placement", file->path()});
+  }
   const EndOfRanks end = run_ranks(*to_start);
   if (!end.error.empty()) fmt::print(stderr, "error: {}\n", end.error);
   return end.status;
@@ -375,7 +408,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
           "only run, chat, serve, eval, logits, bench comm and bench overlap run on several ranks: "
           "start {} without the launcher",
           app.get_subcommands().front()->get_name());
-  if (const std::optional<int> status = start_ranks(o, ranks, argc, argv)) return *status;
+  if (const std::optional<int> status = start_ranks(o, command, ranks, argc, argv)) return *status;
   o.model.ranks = ranks.open(argc, argv);
   if (!ranks.reports()) o.quiet = true;
   if (ranks.reports())

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,52 @@ class GpuRanks(GpuProcesses):
                     done = self.started(*question, "--placement", str(file), TANDEM_GPU_MEMORY=str(GPU_BYTES))  # starts its ranks
                     self.assertEqual((done.returncode, done.stderr), (0, ""))
                     self.assertEqual(json.loads(done.stdout)["token_ids"], expected)
+
+    def test_ranks_are_planned(self):
+        """--ranks alone: a plan for as many GPUs of this machine as it was measured, which the ranks obey."""
+        expected = json.loads(alone(QUESTION).stdout)["token_ids"]
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "cache" / "tandem" / f"machine-{socket.gethostname()}.json"
+            file.parent.mkdir(parents=True)
+            temporary = pathlib.Path(folder) / "temporary"
+            temporary.mkdir()
+
+            def ask(n_gpus, *arguments, memory=GPU_BYTES):
+                machine = json.loads((MACHINES / "8xh200.json").read_text())
+                machine["gpus"][0].update(count=n_gpus, memory_bytes=memory)
+                file.write_text(json.dumps(machine))
+                done = self.started(*arguments, TANDEM_GPU_MEMORY=str(GPU_BYTES), XDG_CACHE_HOME=str(file.parent.parent), TMPDIR=str(temporary))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(list(temporary.glob("tandem-placement*")), [], "the file of the placement is removed")
+                return done
+
+            done = ask(2, *QUESTION, "--ranks", "2")
+            self.assertEqual((json.loads(done.stdout)["token_ids"], done.stderr), (expected, ""))
+            question = [a for a in QUESTION if a != "--json"]
+            planned = "--ranks 2: as planned, "
+            self.assertIn(planned, ask(4, *question, "--ranks", "2").stderr)
+            self.assertNotIn("planned", ask(1, *question, "--ranks", "2").stderr, "there are too few GPUs")
+            self.assertNotIn("planned", ask(2, *question, "--ranks", "2", "--tp", "2").stderr)
+            self.assertNotIn("planned", ask(2, *[a if a != "cuda" else "cpu" for a in question], "--ranks", "2").stderr)
+            without = ask(2, *question, "--ranks", "2", memory=1022000000).stderr
+            self.assertIn("--ranks 2: they divide each layer, as there is no plan: ", without)
+            self.assertIn("does not fit", without)
+            # A server's plan is for all its sequences.
+            mark = f"{os.getpid()}-planned"
+            environment = dict(os.environ, RANKS_TEST=mark, TANDEM_GPU_MEMORY=str(GPU_BYTES), XDG_CACHE_HOME=str(file.parent.parent), TMPDIR=str(temporary))
+            ask(2, *question, "--ranks", "2")  # the description of two GPUs
+            with subprocess.Popen([ranks_test.TANDEM, "serve", "--device", "cuda", "--ranks", "2", "--port", "0", "--ctx", "512", "--max-batch", "64"],
+                                  env=environment, stderr=subprocess.PIPE, text=True) as server:
+                lines = [server.stderr.readline()]
+                while not lines[-1].startswith("listening on "):
+                    self.assertNotEqual(lines[-1], "")
+                    lines.append(server.stderr.readline())
+                self.assertIn(planned, lines[0])
+                address = lines[-1].split()[-1]
+                self.wait_ready(address)
+                self.assertIn("content", answer_of(address, "What is 3 + 4?", 4))
+                server.terminate()
+                self.assertEqual(server.wait(30), 0)
 
     def test_rows_as_planned(self):
         """How rows travel is planned, written, and obeyed unless the command line says otherwise."""

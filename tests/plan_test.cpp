@@ -168,6 +168,22 @@ TEST(Plan, RowsBetweenHostsOfGpusAreExactUnlessAskedOtherwise) {
   }
 }
 
+// `--ranks N`: whatever is best with the backbone on N GPUs.
+TEST(Plan, MayHaveItsBackboneOnSoManyGpus) {
+  Workload w;
+  w.objective = Objective::kThroughput;
+  w.concurrency = 16;
+  Planned planned("r1", known_machine("8xh200"), w);
+  for (const int n : {1, 2, 4, 8}) {
+    planned.request.n_backbone_gpus = n;
+    int64_t n_gpus = 0;
+    for (const Stage& stage : planned.plan().placement.stages) n_gpus += std::ssize(stage.devices);
+    EXPECT_EQ(n_gpus, n);
+  }
+  planned.request.n_backbone_gpus = 9;
+  EXPECT_TRUE(says(error_of([&] { planned.plan(); }), "and its backbone on 9 GPUs"));
+}
+
 // Replicas of the backbone whose experts are on their own devices, on workers, or on both.
 TEST(RowsTravel, BetweenReplicasWithoutWorkers) {
   Placement p = with_owners({{range(0, 128), {{0, 0}}}, {range(128, 256), {{0, 1}}}});

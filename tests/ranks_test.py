@@ -141,7 +141,8 @@ class OnRanks(unittest.TestCase):
 
     def serving(self, start, n, mark, *options):
         """A server of n processes, those of its ranks and its address once it is ready."""
-        command, environment = start([TANDEM, "serve", "--port", "0", "--max-batch", "8", *options])
+        batch = () if "--max-batch-size" in options else ("--max-batch", "8")
+        command, environment = start([TANDEM, "serve", "--port", "0", *batch, *options])
         job = subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stderr=subprocess.PIPE, text=True)
         self.addCleanup(job.stderr.close)
         self.addCleanup(job.kill)
@@ -170,6 +171,32 @@ class OnRanks(unittest.TestCase):
             with self.subTest(launcher=launcher), tempfile.TemporaryDirectory() as folder:
                 got = answers(lambda command: launch(launcher, [(2, command)], folder), 2, f"{os.getpid()}-{launcher}")
                 self.assertEqual(got, expected)
+
+    def test_lmdeploys_command_line(self):
+        """LMDeploy's command line of a benchmark on one host, with a router that it was told of; --backend and --log-level are
+        refused by name."""
+        question = "What is 3 + 4?"
+        job, _, address = self.serving(lambda command: (command, os.environ), 1, f"{os.getpid()}-one")
+        expected = answer_of(address, question)
+        job.terminate()
+        self.assertEqual(job.wait(30), 0)
+        with subprocess.Popen([TANDEM, "route", "--accept-registration", "--port", "0"], stderr=subprocess.PIPE, text=True) as router, \
+                tempfile.TemporaryDirectory() as folder:
+            proxy = router.stderr.readline().split()[-1]
+            options = ["--cache-max-entry-count", "0.8", "--max-prefill-token-num", "8192", "--dp", "2", "--ep", "2", "--max-batch-size", "128",
+                       "--proxy-url", proxy, "--nnodes", "1", "--enable-microbatch", "--node-rank", "0"]
+            job, _, _ = self.serving(lambda command: launch(LAUNCHERS[0], [(2, command)], folder), 2, f"{os.getpid()}-lmdeploy", *options)
+            for _ in range(200):
+                try:
+                    self.assertEqual(answer_of(proxy, question), expected)
+                    break
+                except urllib.error.HTTPError:  # the server has not registered yet
+                    time.sleep(0.1)
+            else:
+                self.fail("the router has no server")
+            job.terminate()
+            job.wait(30)
+            router.terminate()
 
     def test_replicas_serve(self):
         questions = [f"What is {17 * i % 89} + {29 * i % 97}?" for i in range(240 if "TANDEM_LONG_TEST" in os.environ else 16)]

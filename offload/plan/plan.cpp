@@ -54,6 +54,7 @@ class BestCandidate {
   StepMemo memo_;
 };
 
+int n_backbone_gpus(const Placement& p);
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
 int least_halved(const PlanInput& in, Placement p);
 Plan explained(const PlanRequest& r, const Placement& placement, std::vector<int> standbys);
@@ -193,6 +194,14 @@ BestCandidate best_in(const PlanRequest& r, WeightFormat format, DType kv) {
   return best;
 }
 
+int n_backbone_gpus(const Placement& p) {
+  int64_t n = 0;
+  for (const Stage& stage : p.stages)
+    n += std::count_if(stage.devices.begin(), stage.devices.end(),
+                       [](DeviceId d) { return !d.is_cpu(); });
+  return static_cast<int>(n);
+}
+
 // The stored format, then the formats that the engine converts to while loading.
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
   if (r.workload.experts) return {*r.workload.experts};
@@ -211,6 +220,7 @@ Prediction BestCandidate::speed(const Placement& p, int64_t home, int concurrenc
 }
 
 void BestCandidate::enter(Placement& p, int64_t home) {
+  if (r_.n_backbone_gpus > 0 && n_backbone_gpus(p) != r_.n_backbone_gpus) return;
   if (w_.concurrency > 0) return enter_with(p, home, w_.concurrency);
   for (const int n : concurrencies(p, home)) enter_with(p, home, n);
 }
@@ -325,6 +335,9 @@ int least_halved(const PlanInput& in, Placement p) {
 
 void refuse(const PlanRequest& r, const BestCandidate& best,
             const std::vector<WeightFormat>& formats) {
+  require(r.n_backbone_gpus == 0,
+          "{} does not fit {} with {} tokens of context and its backbone on {} GPUs", r.model_name,
+          r.machine.name, r.workload.context, r.n_backbone_gpus);
   const double missing = gigabytes(best.least_missing);
   // Part of any added memory is reserved too.
   constexpr int64_t kProbe = int64_t{1} << 40;

@@ -35,6 +35,7 @@ struct PlanRequest {
   std::string placement_file = {};
   // Why no processes run a placement; empty: they run it. Null: not asked.
   std::function<std::string(const Placement&)> why_not_run = {};
+  int n_backbone_gpus = 0;  // the backbone is on exactly so many GPUs; 0: on any devices
 };
 
 // The fastest placement that fits, with the widest expert format that fits. Throws Error when the

@@ -270,7 +270,18 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   serve.add_option("--proxy-ca", s.proxy_ca,
                    "PEM file with the authority, or the certificate, of a router with https; "
                    "without it, what this system trusts");
-  // The second names are lmdeploy's.
+  // LMDeploy's options without a name here.
+  const std::pair<const char*, const char*> others[] = {
+      {"--backend", "there is one engine: leave it out"},
+      {"--log-level", "warnings and errors are always printed: leave it out, or use --quiet"}};
+  for (const auto& [name, advice] : others)
+    serve
+        .add_option_function<std::string>(name,
+                                          [name = name, advice = advice](const std::string& value) {
+                                            fail("{} {}: {}", name, value, advice);
+                                          })
+        ->group("");
+  // The second names are LMDeploy's.
   add_value(serve, "--max-batch,--max-batch-size", s.max_batch,
             "maximum number of sequences per step; others wait");
   add_value(

@@ -124,15 +124,17 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
       ->group("");
   add_simulated_network(
       command, {model.simulated_hosts, model.simulated_delay, model.simulated_rate}, false);
-  for (const char* const name : {"--nnodes", "--node-rank"})
+  // What LMDeploy and SGLang say of one host is true here too.
+  for (const auto& [name, of_one_host] : {std::pair("--nnodes", 1), std::pair("--node-rank", 0)})
     command
-        .add_option_function<int>(name,
-                                  [name](int) {
-                                    fail(
-                                        "{}: mpirun or srun starts the ranks of several hosts "
-                                        "(docs/scale_out.md): leave it out",
-                                        name);
-                                  })
+        .add_option_function<int>(
+            name,
+            [name = name, of_one_host = of_one_host](int number) {
+              require(number == of_one_host,
+                      "{} {}: mpirun or srun starts the ranks of several hosts "
+                      "(docs/scale_out.md): leave it out",
+                      name, number);
+            })
         ->group("");
 }
 

@@ -147,7 +147,7 @@ class Runner:
 def resident_pages(group):
     """Pages of memory of the processes of a group."""
     pages = 0
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    for stat in (pathlib.Path("/proc", name, "stat") for name in os.listdir("/proc") if name.isdigit()):
         try:
             fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:  # the process has ended
