@@ -120,12 +120,27 @@ struct RankOfGpus {
       : ranks(connect(host)),
         owners(owners_of_ranks(c, host.size())),
         owners_there(owners, host.rank(), host.size(), stream),
+        hosts(CudaHosts::fit(asked.hosts)
+                  ? std::make_unique<Hosts>(host, asked.hosts, owners, stream)
+                  : nullptr),
         mine(stream, owners, host.rank()),
         formats(row_formats),
         pool({ranks, asked.grid, mine, true, asked.micro_batches},
-             choose_cuda_ways({c, ranks, owners_there, stream, network, formats}, host, asked)) {
+             choose_cuda_ways(
+                 {c, ranks, owners_there, stream, network, formats, hosts ? &hosts->gpus : nullptr},
+                 host, asked)) {
     mine.gathers = pool.ways().mode_of_prompts == ExchangeMode::kGather;
   }
+  struct Hosts {
+    Hosts(Group& all, const HostLayout& layout, const ExpertOwners& owners, gpu::Stream& stream)
+        : groups(all, layout),
+          within(connect(groups.within())),
+          plane(connect(groups.plane())),
+          gpus(owners, layout, all.rank(), within, plane, stream) {}
+    const HostGroups groups;
+    gpu::Collectives within, plane;
+    CudaHosts gpus;
+  };
   static gpu::Collectives connect(Group& host) {
     gpu::Collectives::Id id = {};
     if (host.rank() == 0) id = gpu::Collectives::make_id();
@@ -136,10 +151,21 @@ struct RankOfGpus {
   gpu::Collectives ranks;
   const ExpertOwners owners;
   const CudaOwners owners_there;
+  const std::unique_ptr<Hosts> hosts;  // null: rows go once to each GPU
   EnqueuedExperts mine;
   const RowFormats formats;
   CudaExchangedExperts pool;
 };
+
+// How the rows of a step of these replicas travel.
+ExchangeMode mode_of_step(const CudaWays& ways, const std::vector<std::vector<int>>& step,
+                          int n_replicas) {
+  const bool is_small =
+      std::all_of(step.begin(), step.begin() + n_replicas, [](const std::vector<int>& tokens) {
+        return std::accumulate(tokens.begin(), tokens.end(), 0) <= CudaWays::kDecodeTokens;
+      });
+  return is_small && ways.decode ? ways.mode_of_decode : ways.mode_of_prompts;
+}
 
 // Whether a step of these replicas has the sums of its tokens, in so many micro-batches.
 void expect_sums(RankOfGpus& gpu, const ModelConfig& c, BackboneGrid grid, Group& group,
@@ -154,6 +180,7 @@ void expect_sums(RankOfGpus& gpu, const ModelConfig& c, BackboneGrid grid, Group
   const MicroBatchCuts cuts = micro_batch_cuts(own.batch(), n);
   const TokensOnGpu there(gpu.stream, own);
   const auto size = [&](int i) { return cuts[i + 1] - cuts[i]; };
+  gpu.mine.gathers = mode_of_step(gpu.pool.ways(), step, grid.n_replicas) == ExchangeMode::kGather;
   gpu.pool.begin_step(batches, n);
   const auto enqueue = [&] {
     for (int i = 0; i < n; ++i) {
@@ -182,17 +209,16 @@ void expect_sums(RankOfGpus& gpu, const ModelConfig& c, BackboneGrid grid, Group
       std::copy_n(all.begin() + begin, count * own.dim, want.begin() + begin);
     }
   }
-  const double share = share_of_sums(gpu.mine.gathers ? RowFormat::kF32 : gpu.formats.back);
+  // Sums are rounded again where a host sends that of its ranks.
+  const double share = (gpu.pool.ways().by_hosts ? 2 : 1) *
+                       share_of_sums(gpu.mine.gathers ? RowFormat::kF32 : gpu.formats.back);
   if (!want.empty()) expect_close(there.y(), want, share * largest(want));
   group.barrier();  // freeing memory waits for the streams of all ranks of this process
 }
 
 // Whether the pool's device may record the step.
 bool may_record(const CudaWays& ways, const std::vector<std::vector<int>>& step, int n_replicas) {
-  if (!ways.decode) return can_record(ways.mode_of_prompts);
-  return std::all_of(step.begin(), step.begin() + n_replicas, [](const std::vector<int>& tokens) {
-    return std::accumulate(tokens.begin(), tokens.end(), 0) <= CudaWays::kDecodeTokens;
-  });
+  return can_record(mode_of_step(ways, step, n_replicas));
 }
 
 constexpr BackboneGrid kGrids[] = {{2, 1}, {3, 1}, {2, 2}};
@@ -253,6 +279,59 @@ TEST_P(ExchangedExpertsOfGpus, AddTheSumsOfRowsInFp8) {
             }
     });
   }
+}
+
+// Rows cross once to each host, with hosts beside each other and in turns.
+TEST(ExchangedExpertsOfHostsOfGpus, AddTheSameSums) {
+  const ModelConfig c = small_config();
+  struct Case {
+    std::vector<int> hosts;
+    BackboneGrid grid;
+    int most;  // micro-batches
+  };
+  for (const Case& of :
+       {Case{{0, 0, 1, 1}, {4, 1}, 1}, Case{{0, 1, 1, 0}, {4, 1}, 3},
+        Case{{0, 0, 1, 1}, {2, 2}, ExpertPool::kMeasured}, Case{{0, 1, 2, 0, 1, 2}, {3, 2}, 2}})
+    for (const std::optional<ExchangeMode> mode :
+         {std::optional(ExchangeMode::kAllToAll), std::optional<ExchangeMode>()})
+      for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
+        SCOPED_TRACE(fmt::format("hosts {}, {} replicas, {} micro-batches, {}, {}",
+                                 fmt::join(of.hosts, ","), of.grid.n_replicas, of.most,
+                                 mode ? name_of(*mode) : "auto", name_of(rows)));
+        run_local_ranks({of.grid.n_ranks()}, [&](Group& group) {
+          RankOfGpus gpu(group, c,
+                         {.mode = mode,
+                          .hosts = HostLayout(of.hosts),
+                          .measures = false,
+                          .grid = of.grid,
+                          .max_tokens = kMaxLaneTokens,
+                          .micro_batches = of.most,
+                          .rows = rows},
+                         row_formats(rows, true));
+          EXPECT_TRUE(gpu.pool.ways().by_hosts);
+          EXPECT_EQ(gpu.pool.ways().said().find("prompts by all-to-all once to each host"), 0u);
+          int n_steps = 0;
+          for (const auto& step : kLaneSteps) {
+            std::vector<std::vector<int>> of_replicas;
+            for (int r = 0; r < of.grid.n_replicas; ++r)
+              of_replicas.push_back(step[r % step.size()]);
+            for (const int n : {1, 2, 3})
+              if (n == of.most || of.most == ExpertPool::kMeasured) {
+                expect_sums(gpu, c, of.grid, group, of_replicas, n, false, n_steps++ % 2);
+                group.barrier();
+              }
+          }
+        });
+      }
+}
+
+// Hosts with unequal numbers of ranks, and single ranks, have no planes.
+TEST(CudaHosts, HaveAsManyGpusEach) {
+  EXPECT_TRUE(CudaHosts::fit(HostLayout({0, 0, 1, 1})));
+  EXPECT_TRUE(CudaHosts::fit(HostLayout({0, 1, 2, 0, 1, 2})));
+  EXPECT_FALSE(CudaHosts::fit(HostLayout({0, 0, 0, 1})));
+  EXPECT_FALSE(CudaHosts::fit(HostLayout({0, 1})));
+  EXPECT_FALSE(CudaHosts::fit(HostLayout::one_host(4)));
 }
 
 bool becomes_true(const std::atomic<bool>& flag) {
@@ -394,6 +473,82 @@ TEST(ExchangedExpertsOfGpusSend, AsManyBytesForR1AsDocumented) {
   }
 }
 
+// What crosses the network between hosts of 8 GPUs for a row of R1 and its sum.
+TEST(ExchangedExpertsOfHostsOfGpus, SendAsManyBytesForR1AsDocumented) {
+  const ModelConfig c = known_model("r1");
+  const ReplicaTokens tokens(c, {400}, 1);
+  constexpr int kGpus = 8;
+  const auto bytes = [&](ExpertRows rows) {
+    const RowFormats formats = row_formats(rows, true);
+    const auto dim = static_cast<int>(c.dim);
+    return static_cast<double>(gpu::ParcelShape{dim, c.router.n_active, formats.there}.bytes() +
+                               encoded_bytes(formats.back, dim));
+  };
+  struct Documented {
+    int n_hosts;
+    double to_gpus, to_hosts, to_hosts_fp8;  // KB
+  };
+  for (const auto& [n_hosts, to_gpus, to_hosts, to_hosts_fp8] :
+       {Documented{2, 142, 43, 22}, {4, 238, 117, 59}}) {
+    std::set<std::pair<size_t, int>> gpus, hosts;  // of a token of host 0
+    for (size_t i = 0; i < tokens.ids.size(); ++i)
+      if (const int rank = tokens.ids[i] % (n_hosts * kGpus); rank >= kGpus) {
+        gpus.insert({i / tokens.n_active, rank});
+        hosts.insert({i / tokens.n_active, rank / kGpus});
+      }
+    const auto n = static_cast<double>(tokens.numbers.size());
+    const double a_gpu = static_cast<double>(gpus.size()) / n,
+                 a_host = static_cast<double>(hosts.size()) / n;
+    EXPECT_NEAR(a_gpu * bytes(ExpertRows::kExact) * 1e-3, to_gpus, 0.03 * to_gpus) << n_hosts;
+    EXPECT_NEAR(a_host * bytes(ExpertRows::kExact) * 1e-3, to_hosts, 0.02 * to_hosts) << n_hosts;
+    EXPECT_NEAR(a_host * bytes(ExpertRows::kFp8) * 1e-3, to_hosts_fp8, 0.02 * to_hosts_fp8);
+  }
+}
+
+// A layer of four replicas on two hosts: what their GPUs send each other, counted.
+TEST(ExchangedExpertsOfHostsOfGpus, SendARowOnceToEachHost) {
+  const ModelConfig c = small_config();
+  const HostLayout hosts({0, 0, 1, 1});
+  constexpr int kRows = 40, kRanks = 4;
+  const RowFormats formats = row_formats(ExpertRows::kExact, true);
+  const int64_t before = gpu::emulated::counts().sent;
+  std::array<int64_t, kRanks> copies = {};  // of rows, in parcels
+  run_local_ranks({kRanks}, [&](Group& group) {
+    RankOfGpus gpu(group, c,
+                   {.mode = ExchangeMode::kAllToAll,
+                    .hosts = hosts,
+                    .grid = {kRanks, 1},
+                    .max_tokens = kMaxLaneTokens},
+                   formats);
+    const int rank = group.rank();
+    const ReplicaTokens own(c, {kRows}, static_cast<unsigned>(rank));
+    const TokensOnGpu there(gpu.stream, own);
+    gpu.pool.begin_step(std::vector<Batch>(kRanks, own.batch()), 1);
+    gpu.pool.submit(there.experts(0, 0, 0, kRows));
+    gpu.pool.waits(0);
+    gpu.pool.serve(0);
+    gpu.pool.add_to(0, there.y(0, kRows));
+    gpu.stream.wait();
+    // Experts are dealt in turns. From this GPU to the one of its plane on the other host, and from
+    // that of each host to its neighbour.
+    for (int t = 0; t < kRows; ++t) {
+      std::set<int> ranks;
+      for (int k = 0; k < c.router.n_active; ++k)
+        if (const int32_t e = own.ids[t * c.router.n_active + k]; e >= 0) ranks.insert(e % kRanks);
+      const int other_host = 1 - hosts.host_of(rank), number = hosts.number_in_host(rank);
+      copies[rank] += ranks.contains(2 * other_host) || ranks.contains(2 * other_host + 1);
+      for (const int host : {0, 1}) copies[rank] += ranks.contains(2 * host + 1 - number);
+    }
+    group.barrier();
+  });
+  const int64_t parcel =
+      gpu::ParcelShape{static_cast<int>(c.dim), c.router.n_active, formats.there}.bytes();
+  // Each GPU tells two others how many rows go to each.
+  EXPECT_EQ(gpu::emulated::counts().sent - before,
+            std::accumulate(copies.begin(), copies.end(), int64_t{0}) * (parcel + 4 * c.dim) +
+                kRanks * 2 * 2 * 4);
+}
+
 // What GPUs of one host and of several use if nothing is asked for, by bytes and by times.
 TEST(CudaWays, AreChosenAlikeOnAllRanks) {
   const ModelConfig c = small_config();
@@ -402,16 +557,16 @@ TEST(CudaWays, AreChosenAlikeOnAllRanks) {
   std::array<std::vector<std::string>, 2> said;
   run_local_ranks({2}, [&](Group& group) {
     for (const bool sends_parcels : {true, false})
-      for (const bool on_one_host : {true, false})
+      for (const int n_hosts : {1, 2})
         for (const bool measures : {false, true}) {
           CudaWaysAsked asked = by_bytes;
           asked.sends_parcels = sends_parcels;
-          asked.on_one_host = on_one_host;
+          asked.hosts = n_hosts == 1 ? HostLayout::one_host(2) : HostLayout({0, 1});
           asked.measures = measures;
           const RankOfGpus gpu(group, c, asked);
           const CudaWays& ways = gpu.pool.ways();
           EXPECT_NE(ways.mode_of_decode, ExchangeMode::kAllToAll);
-          EXPECT_TRUE(on_one_host || ways.mode_of_decode == ExchangeMode::kGather);
+          EXPECT_TRUE(n_hosts == 1 || ways.mode_of_decode == ExchangeMode::kGather);
           EXPECT_EQ(ways.decode == nullptr, ways.mode_of_decode == ways.mode_of_prompts);
           said[group.rank()].push_back(ways.said());
           group.barrier();

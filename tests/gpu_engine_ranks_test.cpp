@@ -256,6 +256,49 @@ TEST_P(GpuRanks, HaveTheLogitsOfTheCpuWhileExpertsMove) {
   });
 }
 
+// Four replicas on two hosts whose rows cross once to each, exact and in FP8; experts move between
+// the GPUs of both.
+TEST(GpuRanksOfHosts, SendRowsOnceToEachHost) {
+  const LimitedGpuMemory memory(kEnough);
+  const std::string directory = kGolden + "v3_fp8";
+  const std::vector<int32_t> tokens = golden_text(directory);
+  LoadedModel cpu(reference_of(directory));
+  const Logits want = logits_after(cpu, tokens);
+  std::mutex mutex;
+  std::set<std::string> said;
+  for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
+    ModelOptions options = {.directory = directory, .device = DeviceChoice::kCuda, .context = 64};
+    options.n_replicas = 4;
+    options.simulated_hosts = {2, 2};
+    options.rows = rows;
+    options.note = [&](const std::string& line) {
+      const std::lock_guard lock(mutex);
+      if (line.starts_with("rows of experts: ")) said.insert(line);
+    };
+    on_ranks(4, [&](Group& group) {
+      StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+      LoadedModel loaded(that_moves(on_rank(options, group, &steps)));
+      if (!steps.leads()) return steps.follow();
+      Engine engine = moving_engine(loaded, {.plan = random_plan(3)}, 32);
+      int64_t n_moved = 0;
+      for (int i = 0; i < 2; ++i) {
+        std::vector<Logits> all(engine.grid().n_replicas);
+        for (Logits& logits : all) submit_text(engine, tokens, logits);
+        run_to_end(engine);
+        for (const Logits& logits : all)
+          expect_close_logits(logits, want, rows == ExpertRows::kFp8 ? 0.3 : 2e-2);
+        n_moved += move_now(engine);
+      }
+      EXPECT_GT(n_moved, 0);
+      steps.end();
+    });
+  }
+  EXPECT_EQ(said, (std::set<std::string>{
+                      "rows of experts: prompts by all-to-all once to each host, decode by gather",
+                      "rows of experts: prompts by all-to-all once to each host, decode by gather, "
+                      "rows in FP8, sums in BF16, by gather as floats"}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_ties(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
 

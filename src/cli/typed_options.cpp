@@ -191,7 +191,7 @@ void add_simulated_network(CLI::App& command, SimulatedOptions values, bool show
           "GB/s that a CPU rank sends to other hosts, and gets from them, at most"),
       command
           .add_option("--simulate-hosts", values.hosts,
-                      "take CPU ranks for those of several hosts, so many on each, a list")
+                      "take ranks for those of several hosts, so many on each, a list")
           ->delimiter(',')};
   if (shown) return;
   for (CLI::Option* const option : options) option->group("");

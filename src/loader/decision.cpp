@@ -225,7 +225,10 @@ void require_room_to_move(const HostMemory& memory, const ExpertsLayout& experts
 GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
                    const std::optional<ExecutedParts>& placed, const Decision& decision) {
   FitRequest request = fit_request(options, subject, decision);
-  GpuMemory memory = gpu_memory(subject.stored, subject.config, gpu_options(options, decision));
+  const HostLayout hosts =
+      hosts_of_stage(subject.host_of_rank, decision.parts.grid, subject.rank.rank);
+  GpuMemory memory =
+      gpu_memory(subject.stored, subject.config, gpu_options(options, decision, hosts));
   // Experts are streamed from this host's memory, where those of workers are not.
   memory.streams = memory.streams && !uses_workers(subject);
   GpuShare share;
@@ -265,8 +268,10 @@ void require_routing_of_one_replica(const ModelOptions& options, const Decision&
 }
 
 // Ranks that exchange rows, and a backbone with workers, divide steps as the user says. A GPU and
-// the CPU beside it do as placed.
-void require_exchanged_rows(const ModelOptions& options, bool divides, bool delays) {
+// the CPU beside it do as placed. Rows between CPUs may be delayed; those between GPUs may go as
+// between hosts.
+void require_exchanged_rows(const ModelOptions& options, bool divides, bool delays,
+                            bool simulates_hosts) {
   require(
       options.micro_batches == 0 || divides,
       "--micro-batches {}: rows travel only to workers (--workers, on GPUs of one rank), between "
@@ -279,8 +284,8 @@ void require_exchanged_rows(const ModelOptions& options, bool divides, bool dela
   require(options.simulated_rate == 0 || delays,
           "--simulate-rate {:g}: no rows travel between CPUs of several ranks: leave it out",
           options.simulated_rate * 1e-9);
-  require(options.simulated_hosts.empty() || delays,
-          "--simulate-hosts {}: no rows travel between CPUs of several ranks: leave it out",
+  require(options.simulated_hosts.empty() || simulates_hosts,
+          "--simulate-hosts {}: no rows travel between CPUs, or GPUs, of several ranks: leave it out",
           fmt::join(options.simulated_hosts, ","));
 }
 
@@ -362,7 +367,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
   const bool whole = all_on_gpu(share.parts);
   require_exchanged_rows(
       options, (has_replicas && whole) || (uses_workers(subject) && subject.rank.n_ranks == 1),
-      false);
+      false, has_replicas && whole);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   require(!whole || !uses_workers(subject),
           "--workers: the GPU has room for all experts: leave it out");
@@ -394,7 +399,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
                    Decision& decision) {
   require_rows_of_replicas(options, decision.parts.grid);
   const bool exchanges = exchanges_rows(options, decision.parts.grid);
-  require_exchanged_rows(options, exchanges || !subject.on_workers.empty(), exchanges);
+  require_exchanged_rows(options, exchanges || !subject.on_workers.empty(), exchanges, exchanges);
   require_rows_travel(decision, exchanges,
                       "give replicas of the backbone (--dp), or gather, all-to-all or low-latency "
                       "as --ep-dispatch on several ranks");
@@ -516,7 +521,8 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
   return decision;
 }
 
-GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision) {
+GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision,
+                            const HostLayout& hosts) {
   return {.max_tokens = decision.limits.max_tokens,
           .max_logits = decision.limits.max_logits,
           .context = decision.context,
@@ -529,6 +535,7 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .micro_batches = exchanged_micro_batches(options, decision.parts),
           .exchange = exchange_mode(options.dispatch),
           .rows = decision.rows,
+          .hosts = hosts,
           .patience = rank_patience(options.workers, GpuModelOptions().patience)};
 }
 

@@ -57,6 +57,8 @@ HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid gri
 int exchanged_micro_batches(const ModelOptions& options, const ExecutedParts& parts);
 
 // What the GPU is loaded with.
-GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision);
+// hosts: hosts_of_stage().
+GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision,
+                            const HostLayout& hosts);
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/group.h"
+#include "comm/host_groups.h"
 #include "core/progress_watch.h"
 #include "engine/expert_mover.h"
 #include "engine/step_runner.h"
@@ -35,9 +36,9 @@ struct GpuModelOptions {
   int micro_batches = 1;                    // of steps of replicas, or ExpertPool::kMeasured
   // How rows of replicas travel; nothing: what is faster.
   std::optional<ExchangeMode> exchange = {};
-  ExpertRows rows = ExpertRows::kExact;  // how they travel
-  bool on_one_host = true;               // the ranks of the stage
-  bool records = true;                   // decode steps are recorded as graphs
+  ExpertRows rows = ExpertRows::kExact;        // how they travel
+  HostLayout hosts = HostLayout::one_host(1);  // of the ranks of the stage
+  bool records = true;                         // decode steps are recorded as graphs
   LoadProgress progress = {};
   // How long the CPU waits for the GPU, which waits for other ranks.
   std::chrono::duration<double> patience = std::chrono::seconds(60);

@@ -339,11 +339,11 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   const auto& [options, checkpoint, progress] = source;
   const ExecutedParts& parts = decision.parts;
   const bool shares = !all_on_gpu(*parts.gpu);
-  GpuModelOptions gpu = gpu_options(options, decision);
+  const Group* const group = options.ranks.group;
+  GpuModelOptions gpu =
+      gpu_options(options, decision,
+                  hosts_of_stage(host_of_rank_, decision.parts.grid, group ? group->rank() : 0));
   gpu.n_threads = topology_.n_cores();
-  if (const Group* const group = options.ranks.group)
-    gpu.on_one_host =
-        hosts_of_stage(host_of_rank_, decision.parts.grid, group->rank()).n_hosts() == 1;
   gpu.progress = progress;
   gpu_ = load_gpu_model(*checkpoint.store, checkpoint.stored, config_, gpu, *parts.gpu);
   report_ = gpu_->report();

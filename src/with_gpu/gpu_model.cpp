@@ -32,7 +32,7 @@ int micro_batches_of(const GpuModelOptions& options, const GpuParts& parts) {
 CudaWaysAsked ways_asked(const GpuModelOptions& options, const GpuParts& parts) {
   return {.mode = options.exchange,
           .sends_parcels = all_on_gpu(parts) && !parts.expert_columns,
-          .on_one_host = options.on_one_host,
+          .hosts = options.hosts,
           .grid = options.grid.of_stage(),
           .max_tokens = options.max_tokens,
           .micro_batches = micro_batches_of(options, parts),
@@ -165,7 +165,7 @@ class Loaded final : public GpuModel {
     if (owners.has_replicas() || grid_.n_replicas > 1)
       owners_ = std::make_unique<CudaOwners>(owners, stage_->rank(), stage_->n_ranks(), stream_);
     if (grid_.n_replicas > 1)
-      exchange_rows(groups.stage(), on_hang);
+      exchange_rows(groups.stage(), owners, on_hang);
     else if (owners_)
       replicas_ = std::make_unique<CudaReplicas>(*owners_, experts(), expert_tokens_,
                                                  config_.router.n_active);
@@ -174,11 +174,7 @@ class Loaded final : public GpuModel {
   // A rank that waits for its stage's or for another stage.
   WorkProgress progress() const override {
     if (!stage_) return {};
-    uint64_t passed = 0;
-    for (const auto* others : {&stage_, &replica_, &before_, &after_})
-      if (*others) passed += (*others)->progress();
-    if (exchanged_) passed += exchanged_->progress();
-    return {stage_->has_work(), passed};
+    return {stage_->has_work(), passed_calls() + (exchanged_ ? exchanged_->progress() : 0)};
   }
   void add_cpu_experts(CpuExperts& experts, ExpertPool* workers, Timeline* timeline) override {
     const bool gpu_waits = !gpu_info_.ends_long_kernels;
@@ -219,6 +215,7 @@ class Loaded final : public GpuModel {
     };
     const auto owners = [this] {
       if (owners_) owners_->read();
+      if (hosts_) hosts_->read();
     };
     auto slots = std::make_unique<GpuExpertSlots>(
         parts.checkpoint, config_, weights_,
@@ -237,7 +234,15 @@ class Loaded final : public GpuModel {
  private:
   void load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
             const GpuParts& parts);
-  void exchange_rows(Group& stage, const std::function<void()>& on_hang);
+  void exchange_rows(Group& stage, const ExpertOwners& owners,
+                     const std::function<void()>& on_hang);
+  // A number that changes while the GPU passes calls of other ranks.
+  uint64_t passed_calls() const {
+    uint64_t passed = 0;
+    for (const auto* others : {&stage_, &replica_, &before_, &after_, &within_, &plane_})
+      if (*others) passed += (*others)->progress();
+    return passed;
+  }
 
   const ModelConfig& config_;
   const int max_tokens_;
@@ -253,8 +258,9 @@ class Loaded final : public GpuModel {
   const int n_spare_experts_;
   gpu::Stream stream_;
   std::unique_ptr<gpu::Stream> network_;  // null: one replica
-  // The GPUs of other ranks, as in GridGroups; null: there are none.
-  std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_;
+  // The GPUs of other ranks, as in GridGroups and, where rows cross once to each host, in
+  // HostGroups; null: there are none.
+  std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_, within_, plane_;
   std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
   CudaDevice device_;
   CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
@@ -267,27 +273,37 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaRankExperts> rank_experts_;  // null: no other rank, or experts on the CPU
   std::unique_ptr<HybridExperts> hybrid_;          // null: all experts are on the GPU
   std::unique_ptr<CudaOwners> owners_;      // null: one replica, and every expert is on one rank
+  std::unique_ptr<CudaHosts> hosts_;        // null: within_ is
   std::unique_ptr<CudaReplicas> replicas_;  // null: one of both
   std::unique_ptr<CudaExchangedExperts> exchanged_;  // null: one replica
 };
 
 // An emulated GPU measures nothing.
-void Loaded::exchange_rows(Group& stage, const std::function<void()>& on_hang) {
+void Loaded::exchange_rows(Group& stage, const ExpertOwners& owners,
+                           const std::function<void()>& on_hang) {
   network_ = std::make_unique<gpu::Stream>();
   ways_.sends_parcels = least_on_all(stage, ways_.sends_parcels) > 0;
   ways_.measures = !gpu_info_.emulated;
+  if (ways_.sends_parcels && CudaHosts::fit(ways_.hosts)) {
+    const HostGroups groups(stage, ways_.hosts);
+    within_ = connected(groups.within());
+    plane_ = connected(groups.plane());
+    hosts_ =
+        std::make_unique<CudaHosts>(owners, ways_.hosts, stage.rank(), *within_, *plane_, stream_);
+  }
   const CudaExchange::Parts parts = {
       .config = config_,
       .ranks = *stage_,
       .owners = *owners_,
       .stream = stream_,
       .network = *network_,
-      .formats = row_formats(ways_.rows, ways_.sends_parcels && !fp8_activations_)};
+      .formats = row_formats(ways_.rows, ways_.sends_parcels && !fp8_activations_),
+      .hosts = hosts_.get()};
   // NCCL connects in its first calls, which may take seconds.
   constexpr std::chrono::seconds kPatience(60);
   std::optional<ProgressWatch> watch;
   if (ways_.measures)
-    watch.emplace([this] { return WorkProgress{true, stage_->progress()}; }, kPatience, on_hang);
+    watch.emplace([this] { return WorkProgress{true, passed_calls()}; }, kPatience, on_hang);
   CudaWays ways = choose_cuda_ways(parts, stage, ways_);
   watch.reset();
   if (!can_record(ways.decode ? ways.mode_of_decode : ways.mode_of_prompts))

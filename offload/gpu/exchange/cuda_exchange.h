@@ -7,6 +7,7 @@
 #include "gpu_kernels/exchange/collectives.h"
 #include "model/backbone_share.h"
 #include "model/config.h"
+#include "offload/gpu/exchange/cuda_hosts.h"
 #include "offload/gpu/exchange/cuda_owners.h"
 #include "offload/ranks/expert_exchange.h"
 #include "ops/expert_pool.h"
@@ -22,7 +23,7 @@ struct CudaLane {
 
 // Everything is enqueued, on the backbone's stream or on the network's, in the order of the calls
 // of a micro-batch. A token's sum is that of all ranks, in ascending order of ranks but by gather,
-// where it is in NCCL's.
+// where it is in NCCL's; with Parts::hosts it is that of all hosts, each of the sum of its ranks.
 class CudaExchange {
  public:
   struct Parts {
@@ -32,6 +33,8 @@ class CudaExchange {
     gpu::Stream& stream;       // of the backbone
     gpu::Stream& network;      // of what ranks do together
     RowFormats formats = {};   // that are asked for, see formats_by()
+    // With it kAllToAll sends a row once to each host; null: once to each GPU.
+    const CudaHosts* hosts = nullptr;
   };
   explicit CudaExchange(int64_t max_rows) : max_rows_(max_rows) {}
   virtual ~CudaExchange() = default;
@@ -79,11 +82,15 @@ constexpr RowFormats formats_by(ExchangeMode mode, RowFormats formats) {
 // Steps with kAllToAll cannot be recorded, because the host learns the numbers of rows in each
 // layer.
 constexpr bool can_record(ExchangeMode mode) { return mode != ExchangeMode::kAllToAll; }
-// Bytes on each of n_ranks GPUs at most.
-int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, int n_ranks,
+// Bytes on each of the layout's GPUs at most, with and without Parts::hosts.
+int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, const HostLayout& layout,
                             int64_t max_rows, ExpertRows rows);
 
 // One function each in the file of the form.
+std::unique_ptr<CudaExchange> make_cuda_host_all_to_all(const CudaExchange::Parts& parts,
+                                                        int64_t max_rows);
+int64_t cuda_host_all_to_all_bytes(const ModelConfig& config, const HostLayout& layout,
+                                   int64_t max_rows, RowFormats formats);
 std::unique_ptr<CudaExchange> make_cuda_gather(const CudaExchange::Parts& parts, int64_t max_rows);
 std::unique_ptr<CudaExchange> make_cuda_all_to_all(const CudaExchange::Parts& parts,
                                                    int64_t max_rows);

@@ -47,48 +47,67 @@ double seconds_of(CudaExchange& exchange, const CudaExchange::Parts& parts, Grou
   return *std::max_element(of_ranks.begin(), of_ranks.end());
 }
 
-struct Chosen {
+struct Way {
   ExchangeMode mode;
-  std::unique_ptr<CudaExchange> exchange;
-  std::string why_not;  // another mode cannot be used
+  bool by_hosts = false;
 };
 
-// The fastest of the modes that the GPUs can use, or the first of these. The memory of what was
-// measured before is free again. The last mode is one that all can use.
-Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const ExchangeMode> modes,
+std::unique_ptr<CudaExchange> make(Way way, CudaExchange::Parts parts, Group& group,
+                                   int64_t n_rows) {
+  if (!way.by_hosts) parts.hosts = nullptr;
+  return make_cuda_exchange(way.mode, parts, group, n_rows);
+}
+
+struct Chosen {
+  Way way;
+  std::unique_ptr<CudaExchange> exchange;
+  std::string why_not;  // another way cannot be used
+};
+
+// The fastest of the ways that the GPUs can use, or the first of these. The memory of what was
+// measured before is free again. The last way is one that all can use.
+Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const Way> ways,
               bool measures, int64_t n_rows) {
-  std::optional<ExchangeMode> best;
+  std::optional<Way> best;
   double best_seconds = 0;
   std::string why_not;
-  for (const ExchangeMode mode : modes) {
+  for (const Way& way : ways) {
     std::unique_ptr<CudaExchange> exchange;
     try {
-      exchange = make_cuda_exchange(mode, parts, group, n_rows);
+      exchange = make(way, parts, group, n_rows);
     } catch (const AgreedError& error) {  // a GPU has no memory, or reaches that of none
-      if (error.while_running || mode == modes.back()) throw;
+      if (error.while_running || &way == &ways.back()) throw;
       why_not = error.what();
       continue;
     }
-    if (!measures) return {mode, std::move(exchange), why_not};
+    if (!measures) return {way, std::move(exchange), why_not};
     const double seconds = seconds_of(*exchange, parts, group, n_rows);
     exchange->close();
     group.barrier();
     if (best && seconds >= best_seconds) continue;
-    best = mode;
+    best = way;
     best_seconds = seconds;
   }
-  return {*best, make_cuda_exchange(*best, parts, group, n_rows), why_not};
+  return {*best, make(*best, parts, group, n_rows), why_not};
 }
 
-constexpr ExchangeMode kOfPrompts[] = {ExchangeMode::kAllToAll, ExchangeMode::kGather};
-constexpr ExchangeMode kOfDecode[] = {ExchangeMode::kLowLatency, ExchangeMode::kGather};
-constexpr ExchangeMode kOnlyGather[] = {ExchangeMode::kGather};
+// What is measured, that with the fewest bytes first.
+std::vector<Way> ways_of_prompts(const HostLayout& hosts) {
+  std::vector<Way> ways = {{ExchangeMode::kAllToAll}, {ExchangeMode::kGather}};
+  if (CudaHosts::fit(hosts)) ways.insert(ways.begin(), {ExchangeMode::kAllToAll, true});
+  return ways;
+}
+std::vector<Way> ways_of_decode(const HostLayout& hosts) {
+  if (hosts.n_hosts() > 1) return {{ExchangeMode::kGather}};
+  return {{ExchangeMode::kLowLatency}, {ExchangeMode::kGather}};
+}
 
 }  // namespace
 
 std::string CudaWays::said() const {
-  return fmt::format("prompts by {}, decode by {}{}{}{}", name_of(mode_of_prompts),
-                     name_of(mode_of_decode), said_of(formats, mode_of_prompts, mode_of_decode),
+  return fmt::format("prompts by {}{}, decode by {}{}{}{}", name_of(mode_of_prompts),
+                     by_hosts ? " once to each host" : "", name_of(mode_of_decode),
+                     said_of(formats, mode_of_prompts, mode_of_decode),
                      why_not.empty() ? "" : "; not others: ", why_not);
 }
 
@@ -97,33 +116,35 @@ CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
   const int64_t n = rows_of_prompts(asked);
   if (asked.mode || !asked.sends_parcels) {
     const ExchangeMode mode = asked.mode.value_or(ExchangeMode::kGather);
-    return {mode, mode, make_cuda_exchange(mode, parts, group, n), nullptr, {}, parts.formats};
+    const bool by_hosts = parts.hosts && mode == ExchangeMode::kAllToAll;
+    return {mode, mode,         make_cuda_exchange(mode, parts, group, n), by_hosts, nullptr,
+            {},   parts.formats};
   }
-  Chosen prompts = choose(parts, group, kOfPrompts, asked.measures, n);
-  const auto of_decode = asked.on_one_host ? std::span<const ExchangeMode>(kOfDecode)
-                                           : std::span<const ExchangeMode>(kOnlyGather);
-  Chosen decode = choose(parts, group, of_decode, asked.measures, rows_of_decode(asked));
-  if (decode.mode == prompts.mode) decode.exchange.reset();
-  return {prompts.mode,
-          decode.mode,
+  Chosen prompts = choose(parts, group, ways_of_prompts(asked.hosts), asked.measures, n);
+  Chosen decode =
+      choose(parts, group, ways_of_decode(asked.hosts), asked.measures, rows_of_decode(asked));
+  if (decode.way.mode == prompts.way.mode) decode.exchange.reset();
+  return {prompts.way.mode,
+          decode.way.mode,
           std::move(prompts.exchange),
+          prompts.way.by_hosts,
           std::move(decode.exchange),
           decode.why_not.empty() ? prompts.why_not : decode.why_not,
           parts.formats};
 }
 
 int64_t cuda_ways_bytes(const ModelConfig& config, const CudaWaysAsked& asked) {
-  const auto most_of = [&](std::span<const ExchangeMode> modes, int64_t n_rows) {
+  const auto most_of = [&](const std::vector<Way>& ways, int64_t n_rows) {
     int64_t most = 0;
-    for (const ExchangeMode mode : modes)
-      most = std::max(most,
-                      cuda_exchange_bytes(mode, config, asked.grid.n_ranks(), n_rows, asked.rows));
+    for (const Way& way : ways)
+      most = std::max(most, cuda_exchange_bytes(way.mode, config, asked.hosts, n_rows, asked.rows));
     return most;
   };
   const int64_t n = rows_of_prompts(asked);
-  if (asked.mode) return most_of(std::span(&*asked.mode, 1), n);
-  if (!asked.sends_parcels) return most_of(kOnlyGather, n);
-  return most_of(kOfPrompts, n) + most_of(kOfDecode, rows_of_decode(asked));
+  if (asked.mode || !asked.sends_parcels)
+    return most_of({{asked.mode.value_or(ExchangeMode::kGather)}}, n);
+  return most_of(ways_of_prompts(asked.hosts), n) +
+         most_of(ways_of_decode(asked.hosts), rows_of_decode(asked));
 }
 
 }  // namespace tandem
