@@ -209,9 +209,7 @@ void expect_sums(RankOfGpus& gpu, const ModelConfig& c, BackboneGrid grid, Group
       std::copy_n(all.begin() + begin, count * own.dim, want.begin() + begin);
     }
   }
-  // Sums are rounded again where a host sends that of its ranks.
-  const double share = (gpu.pool.ways().by_hosts ? 2 : 1) *
-                       share_of_sums(gpu.mine.gathers ? RowFormat::kF32 : gpu.formats.back);
+  const double share = share_of_sums(gpu.mine.gathers ? RowFormat::kF32 : gpu.formats.back);
   if (!want.empty()) expect_close(there.y(), want, share * largest(want));
   group.barrier();  // freeing memory waits for the streams of all ranks of this process
 }
@@ -473,6 +471,24 @@ TEST(ExchangedExpertsOfGpusSend, AsManyBytesForR1AsDocumented) {
   }
 }
 
+// Both forms are counted, as auto measures both, with the tables of owners that the second one has:
+// between hosts it has the rows of a rank for each, and within a host those of all hosts.
+TEST(ExchangedExpertsOfHostsOfGpus, TakeTheMemoryOfBothLevels) {
+  const ModelConfig c = small_config();
+  const auto counted = [&](const HostLayout& hosts) {
+    return cuda_exchange_bytes(ExchangeMode::kAllToAll, c, hosts, 100, ExpertRows::kExact);
+  };
+  const RowFormats floats = row_formats(ExpertRows::kExact, false);
+  const int64_t to_each = cuda_all_to_all_bytes(c, 6, 100, floats);
+  EXPECT_EQ(counted(HostLayout::one_host(6)), to_each);
+  EXPECT_EQ(counted(HostLayout({0, 0, 0, 0, 1, 1})), to_each);
+  const int64_t tables = int64_t{c.n_all_layers()} * c.router.n_experts * (3 + 2) * 4;
+  const int64_t by_hosts =
+      cuda_all_to_all_bytes(c, 3, 100, floats) + cuda_all_to_all_bytes(c, 2, 300, floats);
+  ASSERT_GT(by_hosts, to_each);
+  EXPECT_EQ(counted(HostLayout({0, 0, 1, 1, 2, 2})), by_hosts + tables);
+}
+
 // What crosses the network between hosts of 8 GPUs for a row of R1 and its sum.
 TEST(ExchangedExpertsOfHostsOfGpus, SendAsManyBytesForR1AsDocumented) {
   const ModelConfig c = known_model("r1");
@@ -510,9 +526,9 @@ TEST(ExchangedExpertsOfHostsOfGpus, SendARowOnceToEachHost) {
   const ModelConfig c = small_config();
   const HostLayout hosts({0, 0, 1, 1});
   constexpr int kRows = 40, kRanks = 4;
-  const RowFormats formats = row_formats(ExpertRows::kExact, true);
+  const RowFormats formats = row_formats(ExpertRows::kFp8, true);
   const int64_t before = gpu::emulated::counts().sent;
-  std::array<int64_t, kRanks> copies = {};  // of rows, in parcels
+  std::array<int64_t, kRanks> to_hosts = {}, to_gpus = {};  // rows
   run_local_ranks({kRanks}, [&](Group& group) {
     RankOfGpus gpu(group, c,
                    {.mode = ExchangeMode::kAllToAll,
@@ -524,29 +540,43 @@ TEST(ExchangedExpertsOfHostsOfGpus, SendARowOnceToEachHost) {
     const ReplicaTokens own(c, {kRows}, static_cast<unsigned>(rank));
     const TokensOnGpu there(gpu.stream, own);
     gpu.pool.begin_step(std::vector<Batch>(kRanks, own.batch()), 1);
-    gpu.pool.submit(there.experts(0, 0, 0, kRows));
-    gpu.pool.waits(0);
-    gpu.pool.serve(0);
-    gpu.pool.add_to(0, there.y(0, kRows));
-    gpu.stream.wait();
-    // Experts are dealt in turns. From this GPU to the one of its plane on the other host, and from
-    // that of each host to its neighbour.
-    for (int t = 0; t < kRows; ++t) {
-      std::set<int> ranks;
-      for (int k = 0; k < c.router.n_active; ++k)
-        if (const int32_t e = own.ids[t * c.router.n_active + k]; e >= 0) ranks.insert(e % kRanks);
-      const int other_host = 1 - hosts.host_of(rank), number = hosts.number_in_host(rank);
-      copies[rank] += ranks.contains(2 * other_host) || ranks.contains(2 * other_host + 1);
-      for (const int host : {0, 1}) copies[rank] += ranks.contains(2 * host + 1 - number);
+    // From this GPU to the one of its plane on the other host, and from that of each host to its
+    // neighbour. Experts are on this host or that of the plane's GPU if they may be.
+    const int number = hosts.number_in_host(rank);
+    for (const int layer : {0, 1}) {
+      gpu.pool.submit(there.experts(layer, 0, 0, kRows));
+      gpu.pool.waits(0);
+      gpu.pool.serve(0);
+      gpu.pool.add_to(0, there.y(0, kRows));
+      gpu.stream.wait();
+      for (int t = 0; t < kRows; ++t) {
+        std::set<int> chosen_hosts, neighbours;
+        for (int k = 0; k < c.router.n_active; ++k) {
+          const int32_t e = own.ids[t * c.router.n_active + k];
+          if (e < 0) continue;
+          const std::vector<int32_t>& ranks = gpu.owners.ranks(layer, e);
+          const auto has = [&](int r) { return std::ranges::count(ranks, r) > 0; };
+          const int here = hosts.host_of(rank);
+          const int host = has(2 * here) || has(2 * here + 1) ? here : 1 - here;
+          chosen_hosts.insert(host);
+          if (!has(2 * host + number)) neighbours.insert(host);
+        }
+        to_hosts[rank] += chosen_hosts.contains(1 - hosts.host_of(rank));
+        to_gpus[rank] += std::ssize(neighbours);
+      }
     }
     group.barrier();
   });
+  const auto sum = [](const auto& of_ranks) {
+    return std::accumulate(of_ranks.begin(), of_ranks.end(), int64_t{0});
+  };
   const int64_t parcel =
       gpu::ParcelShape{static_cast<int>(c.dim), c.router.n_active, formats.there}.bytes();
-  // Each GPU tells two others how many rows go to each.
-  EXPECT_EQ(gpu::emulated::counts().sent - before,
-            std::accumulate(copies.begin(), copies.end(), int64_t{0}) * (parcel + 4 * c.dim) +
-                kRanks * 2 * 2 * 4);
+  // Sums are BF16 between hosts and floats within one. In each layer every GPU tells two others how
+  // many rows go to each.
+  EXPECT_EQ(gpu::emulated::counts().sent - before, sum(to_hosts) * (parcel + 2 * c.dim) +
+                                                       sum(to_gpus) * (parcel + 4 * c.dim) +
+                                                       2 * kRanks * 2 * 2 * 4);
 }
 
 // What GPUs of one host and of several use if nothing is asked for, by bytes and by times.

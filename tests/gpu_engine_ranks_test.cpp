@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "model/checkpoint.h"
 #include "model/cost.h"
+#include "offload/gpu/exchange/cuda_ways.h"
 #include "scheduling/scheduler.h"
 #include "tests/check_close.h"
 #include "tests/expert_moves.h"
@@ -261,7 +262,8 @@ TEST_P(GpuRanks, HaveTheLogitsOfTheCpuWhileExpertsMove) {
 TEST(GpuRanksOfHosts, SendRowsOnceToEachHost) {
   const LimitedGpuMemory memory(kEnough);
   const std::string directory = kGolden + "v3_fp8";
-  const std::vector<int32_t> tokens = golden_text(directory);
+  std::vector<int32_t> tokens = golden_text(directory);
+  while (tokens.size() <= CudaWays::kDecodeTokens) tokens.push_back(tokens[tokens.size() / 3]);
   LoadedModel cpu(reference_of(directory));
   const Logits want = logits_after(cpu, tokens);
   std::mutex mutex;

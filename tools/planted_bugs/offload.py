@@ -162,7 +162,7 @@ MUTANTS = [
     ("GPU low latency: the windows of all ranks are one", "offload/gpu/exchange/cuda_low_latency.cpp", [("return parcels() + (lane.first * n_ranks + from * lane.n_of_rank) * parcel_bytes;", "return parcels() + (lane.first * n_ranks + 0 * from * lane.n_of_rank) * parcel_bytes;")]),
     ("GPU ways: large steps go the way of decode", "offload/gpu/exchange/cuda_exchanged_experts.cpp", [("way_ = is_small && ways_.decode", "way_ = ways_.decode")]),
     ("GPU ways: rows that are counted are recorded", "offload/gpu/exchange/cuda_exchanged_experts.cpp", [("way_ = is_small && ways_.decode", "way_ = is_small && !ways_.decode")]),
-    ("GPU ways: GPUs of several hosts write into each other's memory", "offload/gpu/exchange/cuda_ways.cpp", [("asked.on_one_host ? std::span", "asked.sends_parcels ? std::span")]),
+    ("GPU ways: GPUs of several hosts write into each other's memory", "offload/gpu/exchange/cuda_ways.cpp", [("  if (hosts.n_hosts() > 1) return {{ExchangeMode::kGather}};\n", "")]),
     ("replicas: ranks that are dealt to hosts in turns are taken for neighbours", "offload/ranks/expert_owners.cpp", [("RankHosts{.first = 0, .n_in_turns = n_hosts}", "RankHosts{.first = 0, .n_of_host = n / n_hosts}")]),
     ("GPU replicas: own sums are the first rank's", "offload/gpu/exchange/cuda_gather.cpp", [("sums_of(lane).rows_from(p_.ranks.rank() * lane.n_of_rank, y.rows)", "sums_of(lane).rows_from(0 * lane.n_of_rank, y.rows)")]),
     ("pipeline: experts of other stages are loaded", "offload/ranks/rank_experts.cpp", [(" || !has_layer(share.layers, layer));", ");")]),

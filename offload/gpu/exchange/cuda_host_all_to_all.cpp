@@ -7,6 +7,9 @@
 namespace tandem {
 namespace {
 
+// Within a host sums travel as floats: what its ranks have computed is rounded once.
+RowFormats formats_within(RowFormats formats) { return {formats.there, RowFormat::kF32}; }
+
 // What travels between hosts is one exchange, whose "ranks" are hosts, and for what comes by it,
 // instead of computing, there is another one within the host.
 class CudaHostAllToAll final : public CudaExchange {
@@ -18,7 +21,7 @@ class CudaHostAllToAll final : public CudaExchange {
                                        parts.network, parts.formats},
                                       max_rows)),
         within_(make_cuda_all_to_all({parts.config, hosts_.within(), hosts_.ranks(), parts.stream,
-                                      parts.network, parts.formats},
+                                      parts.network, formats_within(parts.formats)},
                                      max_rows * hosts_.plane().n_ranks())) {}
 
   void send(const CudaLane& lane, const ExpertBatch& own) override { between_->send(lane, own); }
@@ -56,7 +59,7 @@ int64_t cuda_host_all_to_all_bytes(const ModelConfig& config, const HostLayout& 
                                    int64_t max_rows, RowFormats formats) {
   const int n_hosts = layout.n_hosts(), n_of_host = static_cast<int>(layout.ranks_of(0).size());
   return cuda_all_to_all_bytes(config, n_hosts, max_rows, formats) +
-         cuda_all_to_all_bytes(config, n_of_host, max_rows * n_hosts, formats);
+         cuda_all_to_all_bytes(config, n_of_host, max_rows * n_hosts, formats_within(formats));
 }
 
 std::unique_ptr<CudaExchange> make_cuda_host_all_to_all(const CudaExchange::Parts& parts,
