@@ -323,6 +323,35 @@ TEST(ExchangedExpertsOfHostsOfGpus, AddTheSameSums) {
       }
 }
 
+// In a table of hosts each has an expert once, whatever number of its ranks have it; in that of a
+// host's ranks others have none.
+TEST(CudaHosts, HaveTablesOfTheirOwn) {
+  ExpertOwners owners(1, 2);
+  for (const int rank : {0, 1, 3, 4}) owners.add(0, 0, rank);
+  owners.add(0, 1, 2);
+  const HostLayout layout({0, 0, 1, 1, 2, 2});
+  run_local_ranks({6}, [&](Group& group) {
+    gpu::Stream stream;
+    RankOfGpus::Hosts of(group, layout, owners, stream);
+    const auto table = [&](const CudaOwners& on_gpu) {
+      std::vector<int32_t> all(2 * on_gpu.n_ranks());
+      stream.copy(on_gpu.of_layer(0), std::ssize(all) * 4, all.data());
+      stream.wait();
+      return all;
+    };
+    EXPECT_EQ(table(of.gpus.hosts()), (std::vector<int32_t>{0, 1, 2, 1, -1, -1}));
+    EXPECT_EQ(of.gpus.hosts().rank(), layout.host_of(group.rank()));
+    const std::vector<int32_t> of_hosts[] = {{0, 1, -1, -1}, {1, -1, 0, -1}, {0, -1, -1, -1}};
+    EXPECT_EQ(table(of.gpus.ranks()), of_hosts[layout.host_of(group.rank())]);
+    EXPECT_EQ(of.gpus.ranks().rank(), layout.number_in_host(group.rank()));
+    if (group.rank() == 0) owners.add(0, 1, 5);
+    group.barrier();
+    of.gpus.read();
+    EXPECT_EQ(table(of.gpus.hosts()), (std::vector<int32_t>{0, 1, 2, 1, 2, -1}));
+    group.barrier();
+  });
+}
+
 // Hosts with unequal numbers of ranks, and single ranks, have no planes.
 TEST(CudaHosts, HaveAsManyGpusEach) {
   EXPECT_TRUE(CudaHosts::fit(HostLayout({0, 0, 1, 1})));

@@ -270,6 +270,7 @@ TEST(GpuRanksOfHosts, SendRowsOnceToEachHost) {
   std::set<std::string> said;
   for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
     ModelOptions options = {.directory = directory, .device = DeviceChoice::kCuda, .context = 64};
+    options.max_logits = 64;  // all of a text in one step, which goes the way of prompts
     options.n_replicas = 4;
     options.simulated_hosts = {2, 2};
     options.rows = rows;
