@@ -15,6 +15,7 @@
 #include "comm/launcher.h"
 #include "comm/local_ranks.h"
 #include "comm/shared_window.h"
+#include "comm/waiting.h"
 #include "tests/comm_cases.h"
 #include "tests/error_of.h"
 #include "tests/temp_directory.h"
@@ -178,6 +179,13 @@ TEST(Comm, RanksMaySleepWhileTheyWait) {
     group.barrier();
     EXPECT_LT(cpu_seconds() - before, 0.03);
   });
+}
+
+// Ranks that share cores yield for 50 ms, and sleep in between from then on.
+TEST(Comm, ALongWaitTakesLittleOfACore) {
+  const double before = cpu_seconds();
+  EXPECT_FALSE(wait_for([] { return false; }, {std::chrono::milliseconds(500)}));
+  EXPECT_LT(cpu_seconds() - before, 0.25);
 }
 
 TEST(Comm, MessagesMayBeDelayed) {

@@ -121,7 +121,11 @@ TEST(DenseProducts, OneDnnIsWithinTheBound) {
     }
   }
   EXPECT_EQ(n_threads_of_process(), before) << "oneDNN computes on the team's threads alone";
-  if (n_types == 0) GTEST_SKIP() << "no fast product on this CPU";
+  // oneDNN has fast products of both types with AVX-512, whatever this program's kernels need.
+  if (cpu::best_isa() != cpu::Isa::kReference && __builtin_cpu_supports("avx512f"))
+    EXPECT_GT(n_types, 0);
+  else if (n_types == 0)
+    GTEST_SKIP() << "no fast product on this CPU";
 }
 
 TEST(DenseProducts, OtherLibrariesAreRefused) {

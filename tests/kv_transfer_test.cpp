@@ -210,6 +210,21 @@ TEST(KvTransfer, ServersThatEndAreDoneWithout) {
   EXPECT_GT(decode->counts().n_fetched_tokens, n_fetched);
 }
 
+TEST(KvTransfer, AServerThatIsDownIsPassedOver) {
+  const auto transport = tcp_transport();
+  auto first = std::make_unique<Prefill>(*transport);
+  Prefill second(*transport);
+  KvClient client(*transport,
+                  {.addresses = {first->address(), second.address()}, .least_tokens = 64},
+                  welcome());
+  await([&] { return client.n_up() == 2; }, "both are up");
+  first.reset();
+  await([&] { return client.n_up() == 1; }, "the first one is down");
+  RunningEngine decode({.prefixes = &client});
+  EXPECT_EQ(decode.submit(question(prompt_text(0))).get().text, expected(0));
+  EXPECT_EQ(client.servers()[1].n_fetches, 1);
+}
+
 TEST(KvTransfer, OtherModelsPagesAndSecretsAreNotUsed) {
   const auto transport = tcp_transport();
   KvWelcome wide = welcome();

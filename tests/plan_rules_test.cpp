@@ -475,8 +475,8 @@ TEST(LayerTime, ARowCrossesOnceToEachHost) {
   EXPECT_NEAR(exchange(gpus, fast), 2 * 5e-6 + 3 * 32 * to_gpu * (7392 + 14336) / 0.5e9, 1e-12);
 }
 
-// Two ranks, each with experts and backbone, and even routing: half of a rank's rows stay on it, and
-// a token whose eight experts are all there has nothing to send.
+// Two ranks, each with experts and backbone, and even routing: half of a rank's rows stay on it,
+// and a token whose eight experts are all there has nothing to send.
 TEST(LayerTime, ExpertParallelByHand) {
   const ModelConfig r1 = known_model("r1");
   Machine m = round_machine();
@@ -493,8 +493,8 @@ TEST(LayerTime, ExpertParallelByHand) {
   for (int e = 0; e < 256; ++e) (e < 128 ? a : b).experts.push_back(e);
   p.layers = {{3, 60, {a, b}}};
   const LayerTime t = LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]);
-  EXPECT_NEAR(t[Part::kExchange],
-              10e-6 + 32 * (1 - std::pow(0.5, 8)) * (14'336 + 28'672) / 100e9, 1e-12);
+  EXPECT_NEAR(t[Part::kExchange], 10e-6 + 32 * (1 - std::pow(0.5, 8)) * (14'336 + 28'672) / 100e9,
+              1e-12);
   // 64 tokens, 128 experts a rank; the load of the busier rank is the larger of two normal draws.
   const double chance = 1 - std::pow(1 - 8.0 / 256, 64), mean = 128 * chance;
   const double used = mean + std::sqrt(2 * mean * (1 - chance) * std::log(2.0));

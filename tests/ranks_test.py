@@ -464,6 +464,9 @@ class StartedByItself(unittest.TestCase):
             done = self.run_self(launcher, ["run", "--temp", "0", "-n", "4", "-p", "a", "--placement", str(file)])
             self.assertIn(f"--placement {file}: starting its 2 ranks on this host\n", done.stderr)
         self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "3"], 3, "3 ranks have the backbone")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "2", "--dp", "3", "--tp", "3", "--pp", "3"], 2, "error: --dp 3:")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "2", "--tp", "3", "--pp", "3"], 2, "error: --tp 3:")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "2", "--pp", "3"], 2, "error: --pp 3:")
         self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "1"], 2, "on host1.cpu")
         self.refused(None, [*QUESTION, "--placement", str(file)], 2, f"--placement {file}", "mpirun")
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <random>
 
+#include "loader/weights/loading_mover.h"
 #include "model/checkpoint.h"
 #include "tests/error_of.h"
 #include "tests/random_model.h"
@@ -18,6 +19,22 @@
 
 namespace tandem::test {
 namespace {
+
+// What changes mean for a rank of a stage, of which other stages' layers are no part.
+TEST(MovesOf, AreThoseOfTheLayersOfAStage) {
+  const std::vector<ExpertChange> changes = {{1, 0, {1}}, {4, 0, {0, 1}}, {4, 1, {0}},
+                                             {2, 3, {1}}, {5, 2, {0}},    {5, 3, {0}}};
+  const auto is_here = [](ExpertId id) { return id.expert == 1 || id.expert == 2; };
+  const ExpertMoves moves = moves_of(changes, {4, 2}, 1, is_here);
+  const auto numbers = [](const std::vector<ExpertId>& ids) {
+    std::vector<std::pair<int, int>> all;
+    for (const auto& [layer, expert] : ids) all.emplace_back(layer, expert);
+    return all;
+  };
+  using Numbers = std::vector<std::pair<int, int>>;
+  EXPECT_EQ(numbers(moves.arriving), (Numbers{{4, 0}}));
+  EXPECT_EQ(numbers(moves.leaving), (Numbers{{4, 1}, {5, 2}}));
+}
 
 std::shared_ptr<OpenCheckpoint> open_checkpoint(const std::string& directory,
                                                 const ModelConfig& config) {
