@@ -189,6 +189,14 @@ TEST(PlanHotExperts, ExchangesTheHottestForTheColdest) {
   EXPECT_TRUE(plan_hot_experts(std::span(&layer, 1), 1).waves.empty());
 }
 
+TEST(PlanHotExperts, ExchangesOfEqualGainKeepTheOrderOfLayers) {
+  std::vector<SharedLayer> layers;
+  for (const int layer : {1, 2, 3, 4}) layers.push_back({layer, {true, false}, {1, 5}});
+  const RebalancePlan plan = plan_hot_experts(layers, 1);
+  ASSERT_EQ(plan.waves.size(), 4u);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(plan.waves[i][0].layer, i + 1);
+}
+
 TEST(PlanHotExperts, ReachesTheBestShareInWavesThatFit) {
   std::mt19937 random(4);
   for (int round = 0; round < 50; ++round) {

@@ -363,6 +363,9 @@ TEST(Statistics, RefusesThoseOfAnotherModel) {
   EXPECT_EQ(error_of([&] { RoutingStatistics(moonlight, recorded, "s.json"); }), "no error");
   EXPECT_TRUE(says(error_of([&] { RoutingStatistics(lite, recorded, "s.json"); }),
                    "s.json: statistics of another model: \"DeepseekV3ForCausalLM, 27 layers"));
+  // Numbers are compared before shapes.
+  EXPECT_TRUE(says(error_of([&] { RoutingStatistics(known_model("r1"), recorded, "s.json"); }),
+                   "s.json: statistics of 27 layers with 64 experts"));
   nlohmann::json zeros = {{"layers", 61}, {"experts", 256}, {"tokens", 9}};
   zeros["counts"] = std::vector<std::vector<int>>(58, std::vector<int>(256, 0));
   EXPECT_TRUE(says(refusal(zeros.dump().c_str()), "add up to 0.00 experts a token"));

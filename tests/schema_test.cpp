@@ -293,6 +293,9 @@ TEST(Schema, TextsWrittenByHand) {
       {R"({"type":"array","items":{"enum":["a","b","c"]},"uniqueItems":true,"minItems":1})",
        {"[\"a\"]", "[\"c\"]", "[\"a\",\"c\"]", "[\"a\", \"b\", \"c\"]"},
        {"[]", "[\"a\",\"a\"]", "[\"b\",\"b\",\"c\"]", "[\"d\"]"}},
+      {R"({"type":"array","items":{"type":"integer","minimum":-1,"maximum":2},"uniqueItems":true})",
+       {"[]", "[-1]", "[0,2]", "[-1,0,1,2]"},
+       {"[0,0]", "[3]", "[-2]", "[1,2,1]"}},
       {R"({"type":"array","items":{"type":"boolean"},"maxItems":3000,"minItems":1})",
        {"[true]", "[" +
                       [] {
