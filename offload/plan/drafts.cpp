@@ -37,8 +37,7 @@ DraftPlan plan_drafts(const PlanInput& in, const Placement& p,
   const Workload& w = in.workload;
   DraftPlan plan = {.acceptance = w.acceptance, .steps = {}};
   if (in.config.n_mtp_layers > 0) plan.mtp_bytes = mtp_layer_bytes(in.config, p);
-  plan.with_mtp =
-      plan.mtp_bytes > 0 && !is_pipeline(p) && plan.mtp_bytes <= free_bytes(memory);
+  plan.with_mtp = plan.mtp_bytes > 0 && !is_pipeline(p) && plan.mtp_bytes <= free_bytes(memory);
   const double pass = plan.with_mtp ? pass_seconds(in, p) : 0;
   const int first = w.draft_tokens.value_or(1), last = w.draft_tokens.value_or(kMostDrafts);
   const auto add = [&](int n) {

@@ -323,9 +323,9 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   return seconds + std::max(near, far);
 }
 
-// Seconds of the requests to workers and of their answers: exact rows out, and their sums back, once
-// for each worker that a token uses. The backbone's host, or that of the workers which most tokens
-// use, has more to send.
+// Seconds of the requests to workers and of their answers: exact rows out, and their sums back,
+// once for each worker that a token uses. The backbone's host, or that of the workers which most
+// tokens use, has more to send.
 double LayerModel::worker_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   const Machine& m = in_.machine;
   const Link link = m.link(stage.devices[0].host, e.far_host);

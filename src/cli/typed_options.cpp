@@ -127,14 +127,14 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
   // What LMDeploy and SGLang say of one host is true here too.
   for (const auto& [name, of_one_host] : {std::pair("--nnodes", 1), std::pair("--node-rank", 0)})
     command
-        .add_option_function<int>(
-            name,
-            [name = name, of_one_host = of_one_host](int number) {
-              require(number == of_one_host,
-                      "{} {}: mpirun or srun starts the ranks of several hosts "
-                      "(docs/scale_out.md): leave it out",
-                      name, number);
-            })
+        .add_option_function<int>(name,
+                                  [name = name, of_one_host = of_one_host](int number) {
+                                    require(
+                                        number == of_one_host,
+                                        "{} {}: mpirun or srun starts the ranks of several hosts "
+                                        "(docs/scale_out.md): leave it out",
+                                        name, number);
+                                  })
         ->group("");
 }
 

@@ -284,9 +284,10 @@ void require_exchanged_rows(const ModelOptions& options, bool divides, bool dela
   require(options.simulated_rate == 0 || delays,
           "--simulate-rate {:g}: no rows travel between CPUs of several ranks: leave it out",
           options.simulated_rate * 1e-9);
-  require(options.simulated_hosts.empty() || simulates_hosts,
-          "--simulate-hosts {}: no rows travel between CPUs, or GPUs, of several ranks: leave it out",
-          fmt::join(options.simulated_hosts, ","));
+  require(
+      options.simulated_hosts.empty() || simulates_hosts,
+      "--simulate-hosts {}: no rows travel between CPUs, or GPUs, of several ranks: leave it out",
+      fmt::join(options.simulated_hosts, ","));
 }
 
 // The experts that this host has of some layer.
