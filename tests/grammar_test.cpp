@@ -399,6 +399,8 @@ TEST(SchemaGrammar, WhatIsNotUnderstoodIsNamed) {
       {R"({"allOf":[{"$id":"x"}]})", "#/allOf/0: \"$id\" is only supported"},
       {R"({"not":{"nullable":true}})", "\"nullable\" within \"not\""},
       {R"({"type":"array","items":{"type":"string"},"uniqueItems":true})", "\"uniqueItems\" is"},
+      {R"({"type":"array","items":{"type":"integer","minimum":0,"maximum":999999999},"uniqueItems":true})",
+       "\"uniqueItems\" is"},
       {R"({"type":"array","items":{"enum":[1,2]},"uniqueItems":true,"contains":{}})", "beside"},
       {R"({"type":"array","items":{"enum":[1,2]},"uniqueItems":true,"minItems":3})",
        "2 constants are fewer than 3 different items"},
