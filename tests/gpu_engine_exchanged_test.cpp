@@ -344,6 +344,7 @@ TEST(CudaHosts, HaveTablesOfTheirOwn) {
     const std::vector<int32_t> of_hosts[] = {{0, 1, -1, -1}, {1, -1, 0, -1}, {0, -1, -1, -1}};
     EXPECT_EQ(table(of.gpus.ranks()), of_hosts[layout.host_of(group.rank())]);
     EXPECT_EQ(of.gpus.ranks().rank(), layout.number_in_host(group.rank()));
+    group.barrier();
     if (group.rank() == 0) owners.add(0, 1, 5);
     group.barrier();
     of.gpus.read();

@@ -687,11 +687,12 @@ TEST(RanksWithReplicas, RefuseWhatDoesNotFitTogether) {
                     })
                 .find("--draft mtp: the layers for multi-token prediction follow the last of 2"),
             0u);
-  EXPECT_EQ(refused(2,
-                    [](Options o) {
-                      o.simulated_hosts = {1, 1};
-                    }),
-            "--simulate-hosts 1,1: no rows travel between CPUs of several ranks: leave it out");
+  EXPECT_EQ(
+      refused(2,
+              [](Options o) {
+                o.simulated_hosts = {1, 1};
+              }),
+      "--simulate-hosts 1,1: no rows travel between CPUs, or GPUs, of several ranks: leave it out");
   EXPECT_EQ(refused(2, [](Options o) { o.simulated_rate = 2e9; }),
             "--simulate-rate 2: no rows travel between CPUs of several ranks: leave it out");
   EXPECT_EQ(refused(2,
