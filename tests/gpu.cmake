@@ -55,7 +55,7 @@ foreach(source ${gpu_tests})
                                                     TIMEOUT ${seconds} COST ${cost} LABELS long)
   endif()
   # These count operations of the emulator, or have ranks that share a GPU, which NCCL refuses.
-  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test|(gpu_engine_(ranks|exchanged)|gpu_hybrid_rank_workers)_test")
+  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test|(gpu_engine_(ranks|exchanged|hosts)|gpu_hybrid_rank_workers)_test")
     get_filename_component(file ${source} NAME)
     if(file MATCHES "cu$")
       configure_file(${source} ${CMAKE_BINARY_DIR}/cuda/${file} COPYONLY)

@@ -256,14 +256,14 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
     if (std::find(stage.devices.begin(), replica_end, load.owner) != replica_end) continue;
     if (load.owner.host == backbone.host) {
       (load.owner.is_cpu() ? cpu : near) += load.rows;
-      if (!load.owner.is_cpu()) e.near_gpus_a_token += uses(load.rows);
+      if (!load.owner.is_cpu()) e.gpus_a_token += uses(load.rows);
       continue;
     }
     e.far_host = load.owner.host;
     if (has_backbone(p_, load.owner.host)) {
       far += load.rows;
       far_rows_of_host[load.owner.host] += load.rows;
-      if (!load.owner.is_cpu()) e.far_gpus_a_token += uses(load.rows);
+      if (!load.owner.is_cpu()) e.gpus_a_token += uses(load.rows);
       continue;
     }
     workers += load.rows;
@@ -308,7 +308,7 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   // receives.
   const double busier = std::max(1.0, shape_.replicas / e.n_owners);
   const auto row = static_cast<double>(row_bytes(in_.config, p_.expert_rows).both());
-  const double bytes = busier * tokens * row * (e.near_gpus_a_token + e.far_gpus_a_token);
+  const double bytes = busier * tokens * row * e.gpus_a_token;
   double near = 0, far = 0;
   if (e.to_near > 0 && gpu_backbone)
     near = 2 * m.gpu_link.latency_seconds + bytes / m.gpu_link.bytes_per_second;

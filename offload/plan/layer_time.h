@@ -60,9 +60,9 @@ class LayerModel {
     // Fractions of a replica's expert rows that go to its host's CPUs, to its host's other GPUs, to
     // other hosts with a part of the backbone, and to those without, which have workers.
     double to_cpu = 0, to_near = 0, to_far = 0, to_workers = 0;
-    // The expected numbers of other GPUs of its host, of other hosts with a part of the backbone,
-    // and of those hosts' GPUs to which a token's row goes.
-    double near_gpus_a_token = 0, far_hosts_a_token = 0, far_gpus_a_token = 0;
+    // The expected numbers of other GPUs with a part of the backbone or on its host, and of other
+    // hosts with a part of the backbone, to which a token's row goes.
+    double gpus_a_token = 0, far_hosts_a_token = 0;
     // The expected number of workers that a token uses, and of those of the host that tokens use
     // most.
     double workers_a_token = 0, most_tokens = 0;

@@ -163,7 +163,7 @@ int64_t chosen_context(const ModelOptions& options, const ModelConfig& config,
           "tokens",
           options.context, options.placement, placed ? placed->kv_tokens : 0);
   if (options.context > 0) return options.context;
-  return placed ? placed->kv_tokens : std::min<int64_t>(config.max_context, kDefaultContext);
+  return placed ? placed->kv_tokens : default_context(config);
 }
 
 // The cache type on a GPU: as placed, else BF16 because FP8 costs some accuracy.

@@ -56,8 +56,7 @@ HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid gri
 // ExchangedParts::micro_batches, and WorkerExpertsParts::micro_batches: as asked, or as placed
 int exchanged_micro_batches(const ModelOptions& options, const ExecutedParts& parts);
 
-// What the GPU is loaded with.
-// hosts: hosts_of_stage().
+// What the GPU is loaded with; hosts: hosts_of_stage().
 GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision,
                             const HostLayout& hosts);
 

@@ -13,7 +13,7 @@ ModelOptions for_many_sequences(ModelOptions options, const ModelConfig& config,
   options.max_logits = std::max(max_running, kScoredTokens);
   options.step_tokens = std::max(options.step_tokens, max_running);
   if (options.context == 0) {
-    options.context = std::min<int64_t>(config.max_context, kDefaultContext);
+    options.context = default_context(config);
     if (!options.placement.empty())
       options.context = std::min(options.context, placement_from_file(options.placement).kv_tokens);
   }

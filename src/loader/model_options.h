@@ -82,7 +82,11 @@ inline std::chrono::duration<double> rank_patience(const WorkerOptions& workers,
 
 constexpr Patience kLoadPatience = {std::chrono::hours(2)};  // ranks wait for each other's loading
 
+// Tokens of a sequence where none are asked for: as many as the model has, at most these.
 constexpr int64_t kDefaultContext = 8192;
+inline int64_t default_context(const ModelConfig& config) {
+  return std::min<int64_t>(config.max_context, kDefaultContext);
+}
 constexpr int kStepTokens = 512;  // tokens of a prompt per step
 
 struct ModelOptions {

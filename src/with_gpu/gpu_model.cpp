@@ -288,8 +288,7 @@ void Loaded::exchange_rows(Group& stage, const ExpertOwners& owners,
     const HostGroups groups(stage, ways_.hosts);
     within_ = connected(groups.within());
     plane_ = connected(groups.plane());
-    hosts_ =
-        std::make_unique<CudaHosts>(owners, ways_.hosts, stage.rank(), *within_, *plane_, stream_);
+    hosts_ = std::make_unique<CudaHosts>(owners, groups, *within_, *plane_, stream_);
   }
   const CudaExchange::Parts parts = {
       .config = config_,

@@ -391,7 +391,7 @@ MUTANTS = [
     ("micro-batch policy: nothing is tried where waiting is not known", "src/engine/micro_batch_policy.cpp", [("  if (choice < size.used || size.waited.n() == 0) return true;", "  if (choice < size.used) return true;\n  if (size.waited.n() == 0) return false;")]),
     ("host pages: ranks copy the pages of all replicas", "src/engine/step_runner.cpp", [("  if (replica != grid_.replica_of(rank_)) return;\n  if (copy.way", "  if (copy.way")]),
     ("host pages: ranks have as many as each has room for", "src/loader/loaded_model.cpp", [("  if (ranks.group) n = least_on_all(*ranks.group, n);\n  if (n == 0) return;", "  if (ranks.group) n -= 24 * ranks.group->rank();\n  if (n == 0) return;")]),
-    ("GPU hosts: all planes are numbered as the first", "offload/gpu/exchange/cuda_hosts.cpp", [("if (layout.plane_of(r) == layout.plane_of(rank)) of_host", "if (layout.plane_of(r) == 0) of_host")]),
+    ("GPU hosts: all planes are numbered as the first", "offload/gpu/exchange/cuda_hosts.cpp", [("layout.gateway(groups.all().rank(), host)", "layout.gateway(0, host)")]),
     ("GPU hosts: ranks of other hosts are in a host's table", "offload/gpu/exchange/cuda_hosts.cpp", [("numbers(layout.n_ranks(), -1);", "numbers(layout.n_ranks(), 0);")]),
     ("GPU hosts: an expert's host counts for each of its ranks", "offload/gpu/exchange/cuda_owners.cpp", [("      numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());\n", "")]),
     ("GPU hosts: unequal hosts have planes", "offload/gpu/exchange/cuda_hosts.cpp", [("if (layout.ranks_of(host).size() != layout.ranks_of(0).size()) return false;", "if (layout.ranks_of(host).empty()) return false;")]),

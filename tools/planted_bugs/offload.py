@@ -36,11 +36,12 @@ TESTS_OF = {
     "offload/gpu/exchange/cuda_all_to_all": ["gpu_engine_exchanged_test"],
     "offload/gpu/exchange/cuda_exchange": ["gpu_engine_exchanged_test", "gpu_engine_ranks_test", "gpu_engine_rank_steps_test"],
     "offload/gpu/exchange/cuda_gather": ["gpu_engine_exchanged_test", "gpu_engine_ranks_test", "gpu_engine_rank_steps_test"],
+    "offload/gpu/exchange/cuda_host": ["gpu_engine_hosts_test", "gpu_engine_ranks_test"],
     "offload/gpu/exchange/cuda_low_latency": ["gpu_engine_exchanged_test"],
     "offload/gpu/exchange/cuda_owners": ["gpu_engine_exchanged_test", "gpu_engine_ranks_test", "gpu_engine_rank_steps_test"],
     "offload/gpu/exchange/cuda_parcels": ["gpu_engine_exchanged_test"],
     "offload/gpu/cuda_replicas": ["gpu_engine_ranks_test", "gpu_engine_rank_steps_test"],
-    "offload/gpu/exchange/cuda_ways": ["gpu_engine_exchanged_test"],
+    "offload/gpu/exchange/cuda_ways": ["gpu_engine_exchanged_test", "gpu_engine_hosts_test"],
 }
 
 MUTANTS = [

@@ -133,7 +133,7 @@ MUTANTS = [
     ("ranks: the plan is for more GPUs than the ranks", "src/cli/plan/planned_ranks.cpp", [("  of_ranks.gpus.resize(n);\n", "")]),
     ("ranks: the plan for --ranks is not obeyed", "src/main.cpp", [("    to_start->command.insert(to_start->command.end(), {\"--placement\", file->path()});\n", "")]),
     ("ranks: the plan for --ranks has GPUs that are not there", "src/main.cpp", [(" || std::ssize(machine->gpus) < *o.n_ranks", "")]),
-    ("ranks: several hosts by --nnodes pass", "src/cli/typed_options.cpp", [("require(number == of_one_host,", "require(number == number,")]),
+    ("ranks: several hosts by --nnodes pass", "src/cli/typed_options.cpp", [("number == of_one_host,", "number == number,")]),
     ("serve: the context is not as placed", "src/loader/engine_thread.cpp", [("    if (!options.placement.empty())\n      options.context = std::min(options.context, placement_from_file(options.placement).kv_tokens);\n", "")]),
     ("serve: an http address of a server with TLS passes", "src/cli/command_serve.cpp", [("require(node.tls || s.certificate.empty(),", "require(true,")]),
     ("ranks: signals end the ranks that follow", "src/cli/ranks.cpp", [("  signal(SIGTERM, SIG_IGN);\n", "")]),

@@ -1,24 +1,21 @@
 #include "offload/gpu/exchange/cuda_hosts.h"
 
-#include <algorithm>
-
 namespace tandem {
 namespace {
 
-// [ranks of the layout] the number of each in its host, -1 on other hosts than this rank's.
+// [ranks] the number of each in its host, -1 on other hosts than this rank's.
 std::vector<int32_t> numbers_in_host(const HostLayout& layout, int rank) {
   std::vector<int32_t> numbers(layout.n_ranks(), -1);
   for (const int r : layout.ranks_of(layout.host_of(rank))) numbers[r] = layout.number_in_host(r);
   return numbers;
 }
 
-// [ranks of the layout] the number in this rank's plane of the rank that has each one's host.
-std::vector<int32_t> hosts_in_plane(const HostLayout& layout, int rank) {
-  std::vector<int32_t> numbers(layout.n_ranks()), of_host(layout.n_hosts());
-  int n = 0;
-  for (int r = 0; r < layout.n_ranks(); ++r)
-    if (layout.plane_of(r) == layout.plane_of(rank)) of_host[layout.host_of(r)] = n++;
-  for (int r = 0; r < layout.n_ranks(); ++r) numbers[r] = of_host[layout.host_of(r)];
+// [ranks] the number in this rank's plane of the rank through which it reaches the host of each.
+std::vector<int32_t> hosts_in_plane(const HostGroups& groups) {
+  const HostLayout& layout = groups.layout();
+  std::vector<int32_t> numbers;
+  for (const int host : layout.host_of_rank())
+    numbers.push_back(groups.rank_in_plane(layout.gateway(groups.all().rank(), host)));
   return numbers;
 }
 
@@ -27,14 +24,16 @@ constexpr RankHosts kHostOfEach = {.n_of_host = 1};
 
 }  // namespace
 
-CudaHosts::CudaHosts(const ExpertOwners& owners, const HostLayout& layout, int rank,
-                     gpu::Collectives& within, gpu::Collectives& plane, gpu::Stream& stream)
+CudaHosts::CudaHosts(const ExpertOwners& owners, const HostGroups& groups, gpu::Collectives& within,
+                     gpu::Collectives& plane, gpu::Stream& stream)
     : within_(within),
       plane_(plane),
-      ranks_(owners, {numbers_in_host(layout, rank), within.n_ranks(), within.rank(), kOneHost},
+      ranks_(owners,
+             {numbers_in_host(groups.layout(), groups.all().rank()), within.n_ranks(),
+              within.rank(), kOneHost},
              stream),
-      hosts_(owners, {hosts_in_plane(layout, rank), plane.n_ranks(), plane.rank(), kHostOfEach},
-             stream) {}
+      hosts_(owners, {hosts_in_plane(groups), plane.n_ranks(), plane.rank(), kHostOfEach}, stream) {
+}
 
 bool CudaHosts::fit(const HostLayout& layout) {
   if (!layout.has_two_levels()) return false;

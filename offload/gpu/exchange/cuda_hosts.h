@@ -9,10 +9,10 @@ namespace tandem {
 
 class CudaHosts {
  public:
-  // The owners, by their ranks in the layout, what connects the GPUs of HostGroups::within() and
-  // plane(), and the stream outlive the object. fit() the layout.
-  CudaHosts(const ExpertOwners& owners, const HostLayout& layout, int rank,
-            gpu::Collectives& within, gpu::Collectives& plane, gpu::Stream& stream);
+  // The owners, by their ranks in groups.all(), what connects the GPUs of groups.within() and
+  // plane(), and the stream outlive the object. The layout of the groups fits.
+  CudaHosts(const ExpertOwners& owners, const HostGroups& groups, gpu::Collectives& within,
+            gpu::Collectives& plane, gpu::Stream& stream);
   // Several hosts with as many ranks each, and more than one.
   static bool fit(const HostLayout& layout);
   static int64_t bytes_for(int n_layers, int n_experts, const HostLayout& layout);

@@ -117,8 +117,13 @@ CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
   if (asked.mode || !asked.sends_parcels) {
     const ExchangeMode mode = asked.mode.value_or(ExchangeMode::kGather);
     const bool by_hosts = parts.hosts && mode == ExchangeMode::kAllToAll;
-    return {mode, mode,         make_cuda_exchange(mode, parts, group, n), by_hosts, nullptr,
-            {},   parts.formats};
+    return {.mode_of_prompts = mode,
+            .mode_of_decode = mode,
+            .prompts = make_cuda_exchange(mode, parts, group, n),
+            .by_hosts = by_hosts,
+            .decode = nullptr,
+            .why_not = {},
+            .formats = parts.formats};
   }
   Chosen prompts = choose(parts, group, ways_of_prompts(asked.hosts), asked.measures, n);
   Chosen decode =

@@ -26,8 +26,7 @@ std::optional<PlannedPlacement> plan_for_ranks(const Options& o, const Machine& 
   of_ranks.hosts = 1;
   of_ranks.gpus.resize(n);
   Workload w;
-  w.context = o.model.context > 0 ? o.model.context
-                                  : std::min<int64_t>(config.max_context, kDefaultContext);
+  w.context = o.model.context > 0 ? o.model.context : default_context(config);
   w.concurrency = serves ? o.serve.max_batch : 1;
   w.objective = serves ? Objective::kThroughput : Objective::kLatency;
   w.prompt_tokens = w.output_tokens =

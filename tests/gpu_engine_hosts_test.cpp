@@ -1,0 +1,209 @@
+// Rows between GPUs of several hosts that cross once to each: their sums, bytes and memory. Ranks
+// are threads here, with emulated GPUs.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <numeric>
+#include <set>
+
+#include "gpu_kernels/emulated/emulator.h"
+#include "gpu_kernels/exchange/parcels.h"
+#include "tests/gpu_exchanged_ranks.h"
+#include "tests/planner_cases.h"
+
+namespace tandem::test {
+namespace {
+
+// Rows cross once to each host, with hosts beside each other and in turns.
+TEST(ExchangedExpertsOfHostsOfGpus, AddTheSameSums) {
+  const ModelConfig c = small_config();
+  struct Case {
+    std::vector<int> hosts;
+    BackboneGrid grid;
+    int most;  // micro-batches
+  };
+  for (const Case& of :
+       {Case{{0, 0, 1, 1}, {4, 1}, 1}, Case{{0, 1, 1, 0}, {4, 1}, 3},
+        Case{{0, 0, 1, 1}, {2, 2}, ExpertPool::kMeasured}, Case{{0, 1, 2, 0, 1, 2}, {3, 2}, 2}})
+    for (const std::optional<ExchangeMode> mode :
+         {std::optional(ExchangeMode::kAllToAll), std::optional<ExchangeMode>()})
+      for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
+        SCOPED_TRACE(fmt::format("hosts {}, {} replicas, {} micro-batches, {}, {}",
+                                 fmt::join(of.hosts, ","), of.grid.n_replicas, of.most,
+                                 mode ? name_of(*mode) : "auto", name_of(rows)));
+        run_local_ranks({of.grid.n_ranks()}, [&](Group& group) {
+          RankOfGpus gpu(group, c,
+                         {.mode = mode,
+                          .hosts = HostLayout(of.hosts),
+                          .measures = false,
+                          .grid = of.grid,
+                          .max_tokens = kMaxLaneTokens,
+                          .micro_batches = of.most,
+                          .rows = rows},
+                         row_formats(rows, true));
+          EXPECT_TRUE(gpu.pool.ways().by_hosts);
+          EXPECT_EQ(gpu.pool.ways().said().find("prompts by all-to-all once to each host"), 0u);
+          int n_steps = 0;
+          for (const auto& step : kLaneSteps) {
+            std::vector<std::vector<int>> of_replicas;
+            for (int r = 0; r < of.grid.n_replicas; ++r)
+              of_replicas.push_back(step[r % step.size()]);
+            for (const int n : {1, 2, 3})
+              if (n == of.most || of.most == ExpertPool::kMeasured) {
+                expect_sums(gpu, c, of.grid, group, of_replicas, n, false, n_steps++ % 2);
+                group.barrier();
+              }
+          }
+        });
+      }
+}
+
+// In a table of hosts each has an expert once, whatever number of its ranks have it; in that of a
+// host's ranks others have none.
+TEST(CudaHosts, HaveTablesOfTheirOwn) {
+  ExpertOwners owners(1, 2);
+  for (const int rank : {0, 1, 3, 4}) owners.add(0, 0, rank);
+  owners.add(0, 1, 2);
+  const HostLayout layout({0, 0, 1, 1, 2, 2});
+  run_local_ranks({6}, [&](Group& group) {
+    gpu::Stream stream;
+    RankOfGpus::Hosts of(group, layout, owners, stream);
+    const auto table = [&](const CudaOwners& on_gpu) {
+      std::vector<int32_t> all(2 * on_gpu.n_ranks());
+      stream.copy(on_gpu.of_layer(0), std::ssize(all) * 4, all.data());
+      stream.wait();
+      return all;
+    };
+    EXPECT_EQ(table(of.gpus.hosts()), (std::vector<int32_t>{0, 1, 2, 1, -1, -1}));
+    EXPECT_EQ(of.gpus.hosts().rank(), layout.host_of(group.rank()));
+    const std::vector<int32_t> of_hosts[] = {{0, 1, -1, -1}, {1, -1, 0, -1}, {0, -1, -1, -1}};
+    EXPECT_EQ(table(of.gpus.ranks()), of_hosts[layout.host_of(group.rank())]);
+    EXPECT_EQ(of.gpus.ranks().rank(), layout.number_in_host(group.rank()));
+    group.barrier();
+    if (group.rank() == 0) owners.add(0, 1, 5);
+    group.barrier();
+    of.gpus.read();
+    EXPECT_EQ(table(of.gpus.hosts()), (std::vector<int32_t>{0, 1, 2, 1, 2, -1}));
+    group.barrier();
+  });
+}
+
+// Hosts with unequal numbers of ranks, and single ranks, have no planes.
+TEST(CudaHosts, HaveAsManyGpusEach) {
+  EXPECT_TRUE(CudaHosts::fit(HostLayout({0, 0, 1, 1})));
+  EXPECT_TRUE(CudaHosts::fit(HostLayout({0, 1, 2, 0, 1, 2})));
+  EXPECT_FALSE(CudaHosts::fit(HostLayout({0, 0, 0, 1})));
+  EXPECT_FALSE(CudaHosts::fit(HostLayout({0, 1})));
+  EXPECT_FALSE(CudaHosts::fit(HostLayout::one_host(4)));
+}
+
+// Both forms are counted, as auto measures both, with the tables of owners that the second one has:
+// between hosts it has the rows of a rank for each, and within a host those of all hosts.
+TEST(ExchangedExpertsOfHostsOfGpus, TakeTheMemoryOfBothLevels) {
+  const ModelConfig c = small_config();
+  const auto counted = [&](const HostLayout& hosts) {
+    return cuda_exchange_bytes(ExchangeMode::kAllToAll, c, hosts, 100, ExpertRows::kExact);
+  };
+  const RowFormats floats = row_formats(ExpertRows::kExact, false);
+  const int64_t to_each = cuda_all_to_all_bytes(c, 6, 100, floats);
+  EXPECT_EQ(counted(HostLayout::one_host(6)), to_each);
+  EXPECT_EQ(counted(HostLayout({0, 0, 0, 0, 1, 1})), to_each);
+  const int64_t tables = int64_t{c.n_all_layers()} * c.router.n_experts * (3 + 2) * 4;
+  const int64_t by_hosts =
+      cuda_all_to_all_bytes(c, 3, 100, floats) + cuda_all_to_all_bytes(c, 2, 300, floats);
+  ASSERT_GT(by_hosts, to_each);
+  EXPECT_EQ(counted(HostLayout({0, 0, 1, 1, 2, 2})), by_hosts + tables);
+}
+
+// What crosses the network between hosts of 8 GPUs for a row of R1 and its sum.
+TEST(ExchangedExpertsOfHostsOfGpus, SendAsManyBytesForR1AsDocumented) {
+  const ModelConfig c = known_model("r1");
+  const ReplicaTokens tokens(c, {400}, 1);
+  constexpr int kGpus = 8;
+  const auto bytes = [&](ExpertRows rows) {
+    const RowFormats formats = row_formats(rows, true);
+    const auto dim = static_cast<int>(c.dim);
+    return static_cast<double>(gpu::ParcelShape{dim, c.router.n_active, formats.there}.bytes() +
+                               encoded_bytes(formats.back, dim));
+  };
+  struct Documented {
+    int n_hosts;
+    double to_gpus, to_hosts, to_hosts_fp8;  // KB
+  };
+  for (const auto& [n_hosts, to_gpus, to_hosts, to_hosts_fp8] :
+       {Documented{2, 142, 43, 22}, {4, 238, 117, 59}}) {
+    std::set<std::pair<size_t, int>> gpus, hosts;  // of a token of host 0
+    for (size_t i = 0; i < tokens.ids.size(); ++i)
+      if (const int rank = tokens.ids[i] % (n_hosts * kGpus); rank >= kGpus) {
+        gpus.insert({i / tokens.n_active, rank});
+        hosts.insert({i / tokens.n_active, rank / kGpus});
+      }
+    const auto n = static_cast<double>(tokens.numbers.size());
+    const double a_gpu = static_cast<double>(gpus.size()) / n,
+                 a_host = static_cast<double>(hosts.size()) / n;
+    EXPECT_NEAR(a_gpu * bytes(ExpertRows::kExact) * 1e-3, to_gpus, 0.03 * to_gpus) << n_hosts;
+    EXPECT_NEAR(a_host * bytes(ExpertRows::kExact) * 1e-3, to_hosts, 0.02 * to_hosts) << n_hosts;
+    EXPECT_NEAR(a_host * bytes(ExpertRows::kFp8) * 1e-3, to_hosts_fp8, 0.02 * to_hosts_fp8);
+  }
+}
+
+// A layer of four replicas on two hosts: what their GPUs send each other, counted.
+TEST(ExchangedExpertsOfHostsOfGpus, SendARowOnceToEachHost) {
+  const ModelConfig c = small_config();
+  const HostLayout hosts({0, 0, 1, 1});
+  constexpr int kRows = 40, kRanks = 4;
+  const RowFormats formats = row_formats(ExpertRows::kFp8, true);
+  const int64_t before = gpu::emulated::counts().sent;
+  std::array<int64_t, kRanks> to_hosts = {}, to_gpus = {};  // rows
+  run_local_ranks({kRanks}, [&](Group& group) {
+    RankOfGpus gpu(group, c,
+                   {.mode = ExchangeMode::kAllToAll,
+                    .hosts = hosts,
+                    .grid = {kRanks, 1},
+                    .max_tokens = kMaxLaneTokens},
+                   formats);
+    const int rank = group.rank();
+    const ReplicaTokens own(c, {kRows}, static_cast<unsigned>(rank));
+    const TokensOnGpu there(gpu.stream, own);
+    gpu.pool.begin_step(std::vector<Batch>(kRanks, own.batch()), 1);
+    // From this GPU to the one of its plane on the other host, and from that of each host to its
+    // neighbour. Experts are on this host or that of the plane's GPU if they may be.
+    const int number = hosts.number_in_host(rank);
+    for (const int layer : {0, 1}) {
+      gpu.pool.submit(there.experts(layer, 0, 0, kRows));
+      gpu.pool.waits(0);
+      gpu.pool.serve(0);
+      gpu.pool.add_to(0, there.y(0, kRows));
+      gpu.stream.wait();
+      for (int t = 0; t < kRows; ++t) {
+        std::set<int> chosen_hosts, neighbours;
+        for (int k = 0; k < c.router.n_active; ++k) {
+          const int32_t e = own.ids[t * c.router.n_active + k];
+          if (e < 0) continue;
+          const std::vector<int32_t>& ranks = gpu.owners.ranks(layer, e);
+          const auto has = [&](int r) { return std::ranges::count(ranks, r) > 0; };
+          const int here = hosts.host_of(rank);
+          const int host = has(2 * here) || has(2 * here + 1) ? here : 1 - here;
+          chosen_hosts.insert(host);
+          if (!has(2 * host + number)) neighbours.insert(host);
+        }
+        to_hosts[rank] += chosen_hosts.contains(1 - hosts.host_of(rank));
+        to_gpus[rank] += std::ssize(neighbours);
+      }
+    }
+    group.barrier();
+  });
+  const auto sum = [](const auto& of_ranks) {
+    return std::accumulate(of_ranks.begin(), of_ranks.end(), int64_t{0});
+  };
+  const int64_t parcel =
+      gpu::ParcelShape{static_cast<int>(c.dim), c.router.n_active, formats.there}.bytes();
+  // Sums are BF16 between hosts and floats within one. In each layer every GPU tells two others how
+  // many rows go to each.
+  EXPECT_EQ(gpu::emulated::counts().sent - before, sum(to_hosts) * (parcel + 2 * c.dim) +
+                                                       sum(to_gpus) * (parcel + 4 * c.dim) +
+                                                       2 * kRanks * 2 * 2 * 4);
+}
+
+}  // namespace
+}  // namespace tandem::test
