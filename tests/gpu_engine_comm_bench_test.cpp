@@ -127,6 +127,34 @@ TEST(GpuCommBench, ExchangesOfRows) {
   }
 }
 
+// Between hosts with as many GPUs each a row crosses once to each host, as in the engine. Here
+// every token has experts on all four ranks or on fewer, and on one host or both.
+TEST(GpuCommBench, ExchangesOfRowsOnceToEachHost) {
+  constexpr int kTokens = 8;
+  const ModelConfig c = small_r1();
+  const std::vector<Result> all = results({0, 0, 1, 1}, "", {kTokens});
+  std::map<std::string, int64_t> bytes;
+  for (const Json& row : all[0].rows)
+    if (row.contains("tokens") && row["there"] != "fp8") bytes[row["operation"]] = row["bytes"];
+  ASSERT_EQ(bytes.size(), 4u);
+  const int64_t dim = c.dim, parcel = (2 * dim + 8 * c.router.n_active + 15) / 16 * 16;
+  const int64_t row = parcel + 4 * dim;
+  const int64_t to_ranks = bytes.at("exchange all-to-all, each rank") / row;
+  EXPECT_EQ(bytes.at("exchange all-to-all, each rank"), to_ranks * row);
+  const int64_t to_hosts = bytes.at("exchange all-to-all") / row - to_ranks;
+  EXPECT_EQ(bytes.at("exchange all-to-all"), (to_hosts + to_ranks) * row);
+  EXPECT_GE(to_hosts, kTokens);
+  EXPECT_LE(to_hosts, 2 * kTokens);
+  EXPECT_GT(to_ranks, to_hosts);
+  EXPECT_EQ(bytes.at("exchange low-latency"), kTokens * (parcel + 2 * 4 * dim) + to_ranks * row);
+  // Hosts with unequal numbers of GPUs have one level, and no windows in each other's memory.
+  bytes.clear();
+  const std::vector<Result> uneven = results({0, 0, 1}, "", {kTokens});
+  for (const Json& of : uneven[0].rows)
+    if (of.contains("tokens")) bytes[of["operation"]] = of["bytes"];
+  EXPECT_EQ(bytes.size(), 2u);
+}
+
 // The time of a call, not of the calls that are measured together.
 TEST(GpuCommBench, SecondsAreThoseOfOneCall) {
   run_local_ranks({1}, [&](Group& group) {

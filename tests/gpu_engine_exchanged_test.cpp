@@ -239,9 +239,9 @@ TEST(CudaWays, AreChosenAlikeOnAllRanks) {
           asked.measures = measures;
           const RankOfGpus gpu(group, c, asked);
           const CudaWays& ways = gpu.pool.ways();
-          EXPECT_NE(ways.mode_of_decode, ExchangeMode::kAllToAll);
-          EXPECT_TRUE(n_hosts == 1 || ways.mode_of_decode == ExchangeMode::kGather);
-          EXPECT_EQ(ways.decode == nullptr, ways.mode_of_decode == ways.mode_of_prompts);
+          EXPECT_NE(ways.of_decode.mode, ExchangeMode::kAllToAll);
+          EXPECT_TRUE(n_hosts == 1 || ways.of_decode.mode == ExchangeMode::kGather);
+          EXPECT_EQ(ways.decode == nullptr, ways.of_decode.mode == ways.of_prompts.mode);
           said[group.rank()].push_back(ways.said());
           group.barrier();
         }

@@ -14,7 +14,8 @@
 namespace tandem::test {
 namespace {
 
-// Rows cross once to each host, with hosts beside each other and in turns.
+// Rows cross once to each host, with hosts beside each other and in turns. Decode steps are
+// recorded.
 TEST(ExchangedExpertsOfHostsOfGpus, AddTheSameSums) {
   const ModelConfig c = small_config();
   struct Case {
@@ -26,7 +27,8 @@ TEST(ExchangedExpertsOfHostsOfGpus, AddTheSameSums) {
        {Case{{0, 0, 1, 1}, {4, 1}, 1}, Case{{0, 1, 1, 0}, {4, 1}, 3},
         Case{{0, 0, 1, 1}, {2, 2}, ExpertPool::kMeasured}, Case{{0, 1, 2, 0, 1, 2}, {3, 2}, 2}})
     for (const std::optional<ExchangeMode> mode :
-         {std::optional(ExchangeMode::kAllToAll), std::optional<ExchangeMode>()})
+         {std::optional(ExchangeMode::kAllToAll), std::optional(ExchangeMode::kLowLatency),
+          std::optional<ExchangeMode>()})
       for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
         SCOPED_TRACE(fmt::format("hosts {}, {} replicas, {} micro-batches, {}, {}",
                                  fmt::join(of.hosts, ","), of.grid.n_replicas, of.most,
@@ -41,8 +43,14 @@ TEST(ExchangedExpertsOfHostsOfGpus, AddTheSameSums) {
                           .micro_batches = of.most,
                           .rows = rows},
                          row_formats(rows, true));
-          EXPECT_TRUE(gpu.pool.ways().by_hosts);
-          EXPECT_EQ(gpu.pool.ways().said().find("prompts by all-to-all once to each host"), 0u);
+          const CudaWay prompts = {mode.value_or(ExchangeMode::kAllToAll), true},
+                        decode = {mode.value_or(ExchangeMode::kLowLatency), true};
+          EXPECT_EQ(gpu.pool.ways().of_prompts, prompts);
+          EXPECT_EQ(gpu.pool.ways().of_decode, decode);
+          EXPECT_EQ(gpu.pool.ways().said().find(fmt::format(
+                        "prompts by {} once to each host, decode by {} once to each host",
+                        name_of(prompts.mode), name_of(decode.mode))),
+                    0u);
           int n_steps = 0;
           for (const auto& step : kLaneSteps) {
             std::vector<std::vector<int>> of_replicas;
@@ -50,7 +58,9 @@ TEST(ExchangedExpertsOfHostsOfGpus, AddTheSameSums) {
               of_replicas.push_back(step[r % step.size()]);
             for (const int n : {1, 2, 3})
               if (n == of.most || of.most == ExpertPool::kMeasured) {
-                expect_sums(gpu, c, of.grid, group, of_replicas, n, false, n_steps++ % 2);
+                const bool records =
+                    can_record(mode_of_step(gpu.pool.ways(), of_replicas, of.grid.n_replicas));
+                expect_sums(gpu, c, of.grid, group, of_replicas, n, records, n_steps++ % 2);
                 group.barrier();
               }
           }
@@ -88,15 +98,6 @@ TEST(CudaHosts, HaveTablesOfTheirOwn) {
   });
 }
 
-// Hosts with unequal numbers of ranks, and single ranks, have no planes.
-TEST(CudaHosts, HaveAsManyGpusEach) {
-  EXPECT_TRUE(CudaHosts::fit(HostLayout({0, 0, 1, 1})));
-  EXPECT_TRUE(CudaHosts::fit(HostLayout({0, 1, 2, 0, 1, 2})));
-  EXPECT_FALSE(CudaHosts::fit(HostLayout({0, 0, 0, 1})));
-  EXPECT_FALSE(CudaHosts::fit(HostLayout({0, 1})));
-  EXPECT_FALSE(CudaHosts::fit(HostLayout::one_host(4)));
-}
-
 // Both forms are counted, as auto measures both, with the tables of owners that the second one has:
 // between hosts it has the rows of a rank for each, and within a host those of all hosts.
 TEST(ExchangedExpertsOfHostsOfGpus, TakeTheMemoryOfBothLevels) {
@@ -115,6 +116,32 @@ TEST(ExchangedExpertsOfHostsOfGpus, TakeTheMemoryOfBothLevels) {
   EXPECT_EQ(counted(HostLayout({0, 0, 1, 1, 2, 2})), by_hosts + tables);
 }
 
+// By low latency a host has all rows of the planes of all hosts. Hosts with unequal numbers of GPUs
+// decode by gather.
+TEST(ExchangedExpertsOfHostsOfGpus, TakeTheMemoryOfGatherAndWindows) {
+  const ModelConfig c = small_config();
+  const auto counted = [&](const HostLayout& hosts) {
+    return cuda_exchange_bytes(ExchangeMode::kLowLatency, c, hosts, 100, ExpertRows::kExact);
+  };
+  const RowFormats floats = row_formats(ExpertRows::kExact, false);
+  EXPECT_EQ(counted(HostLayout::one_host(6)), cuda_low_latency_bytes(c, 6, 100, floats));
+  EXPECT_EQ(counted(HostLayout({0, 0, 0, 0, 1, 1})), 0);
+  const int64_t tables = int64_t{c.n_all_layers()} * c.router.n_experts * (3 + 2) * 4;
+  EXPECT_EQ(
+      counted(HostLayout({0, 0, 1, 1, 2, 2})),
+      cuda_gather_bytes(c, 3, 100, floats) + cuda_low_latency_bytes(c, 2, 300, floats) + tables);
+  // What auto may take: the larger of gather and it, of up to 32 tokens for each of three replicas.
+  CudaWaysAsked asked = {.hosts = HostLayout({0, 0, 1, 1, 2, 2}),
+                         .grid = {6, 1},
+                         .max_tokens = CudaWays::kDecodeTokens};
+  const auto of = [&](ExchangeMode mode) {
+    return cuda_exchange_bytes(mode, c, asked.hosts, CudaWays::kDecodeTokens, ExpertRows::kExact);
+  };
+  EXPECT_EQ(cuda_ways_bytes(c, asked),
+            std::max(of(ExchangeMode::kAllToAll), of(ExchangeMode::kGather)) +
+                std::max(of(ExchangeMode::kLowLatency), of(ExchangeMode::kGather)));
+}
+
 // What crosses the network between hosts of 8 GPUs for a row of R1 and its sum.
 TEST(ExchangedExpertsOfHostsOfGpus, SendAsManyBytesForR1AsDocumented) {
   const ModelConfig c = known_model("r1");
@@ -128,10 +155,10 @@ TEST(ExchangedExpertsOfHostsOfGpus, SendAsManyBytesForR1AsDocumented) {
   };
   struct Documented {
     int n_hosts;
-    double to_gpus, to_hosts, to_hosts_fp8;  // KB
+    double to_gpus, to_hosts, to_hosts_fp8, decode, decode_fp8;  // KB
   };
-  for (const auto& [n_hosts, to_gpus, to_hosts, to_hosts_fp8] :
-       {Documented{2, 142, 43, 22}, {4, 238, 117, 59}}) {
+  for (const auto& [n_hosts, to_gpus, to_hosts, to_hosts_fp8, decode, decode_fp8] :
+       {Documented{2, 142, 43, 22, 43, 36}, {4, 238, 117, 59, 129, 108}}) {
     std::set<std::pair<size_t, int>> gpus, hosts;  // of a token of host 0
     for (size_t i = 0; i < tokens.ids.size(); ++i)
       if (const int rank = tokens.ids[i] % (n_hosts * kGpus); rank >= kGpus) {
@@ -144,6 +171,14 @@ TEST(ExchangedExpertsOfHostsOfGpus, SendAsManyBytesForR1AsDocumented) {
     EXPECT_NEAR(a_gpu * bytes(ExpertRows::kExact) * 1e-3, to_gpus, 0.03 * to_gpus) << n_hosts;
     EXPECT_NEAR(a_host * bytes(ExpertRows::kExact) * 1e-3, to_hosts, 0.02 * to_hosts) << n_hosts;
     EXPECT_NEAR(a_host * bytes(ExpertRows::kFp8) * 1e-3, to_hosts_fp8, 0.02 * to_hosts_fp8);
+    const auto of_decode = [&](RowFormat there) {  // to all other hosts, and floats back
+      return (n_hosts - 1) * 1e-3 *
+             static_cast<double>(
+                 gpu::ParcelShape{static_cast<int>(c.dim), c.router.n_active, there}.bytes() +
+                 encoded_bytes(RowFormat::kF32, static_cast<int>(c.dim)));
+    };
+    EXPECT_NEAR(of_decode(RowFormat::kBf16), decode, 0.02 * decode);
+    EXPECT_NEAR(of_decode(RowFormat::kFp8), decode_fp8, 0.02 * decode_fp8);
   }
 }
 
@@ -203,6 +238,36 @@ TEST(ExchangedExpertsOfHostsOfGpus, SendARowOnceToEachHost) {
   EXPECT_EQ(gpu::emulated::counts().sent - before, sum(to_hosts) * (parcel + 2 * c.dim) +
                                                        sum(to_gpus) * (parcel + 4 * c.dim) +
                                                        2 * kRanks * 2 * 2 * 4);
+}
+
+// By low latency a row goes to the GPU of its plane on every other host, whose windows are not
+// counted here, and floats come back.
+TEST(ExchangedExpertsOfHostsOfGpus, SendARowOfDecodeOnceToEachHost) {
+  const ModelConfig c = small_config();
+  constexpr int kRows = 5, kRanks = 6, kHosts = 3;
+  for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
+    const RowFormats formats = row_formats(rows, true);
+    const int64_t before = gpu::emulated::counts().sent;
+    run_local_ranks({kRanks}, [&](Group& group) {
+      RankOfGpus gpu(group, c,
+                     {.hosts = HostLayout({0, 1, 2, 0, 1, 2}),
+                      .measures = false,
+                      .grid = {kRanks, 1},
+                      .max_tokens = kMaxLaneTokens},
+                     formats);
+      const ReplicaTokens own(c, {kRows}, static_cast<unsigned>(group.rank()));
+      const TokensOnGpu there(gpu.stream, own);
+      gpu.pool.begin_step(std::vector<Batch>(kRanks, own.batch()), 1);
+      gpu.pool.submit(there.experts(0, 0, 0, kRows));
+      gpu.pool.serve(0);
+      gpu.pool.add_to(0, there.y(0, kRows));
+      gpu.stream.wait();
+      group.barrier();
+    });
+    const gpu::ParcelShape parcel = {static_cast<int>(c.dim), c.router.n_active, formats.there};
+    EXPECT_EQ(gpu::emulated::counts().sent - before,
+              kRanks * kRows * (kHosts - 1) * (parcel.bytes() + 4 * c.dim));
+  }
 }
 
 }  // namespace

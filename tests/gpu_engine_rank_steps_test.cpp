@@ -304,8 +304,8 @@ TEST(GpuRanksOfTinyR1, RefuseWhatTheirHostsCannotDo) {
   options.dispatch = ExpertDispatch::kLowLatency;
   EXPECT_EQ(refused({0, 2, 2}, {0, 0}), "no error");
   EXPECT_EQ(refused({0, 2, 1}, {0, 1}),
-            "--ep-dispatch low-latency: the GPUs are on several hosts: choose auto, gather or "
-            "all-to-all");
+            "--ep-dispatch low-latency: the hosts have one GPU each, or not as many as each other: "
+            "choose auto, gather or all-to-all");
   const PlacementFile file(backbone_on_gpus(config, 4));
   options = as_placed(options.directory, file);
   EXPECT_TRUE(says(refused({0, 4, 2}, {0, 1, 0, 1}),

@@ -268,9 +268,13 @@ TEST(GpuRanksOfHosts, SendRowsOnceToEachHost) {
   const Logits want = logits_after(cpu, tokens);
   std::mutex mutex;
   std::set<std::string> said;
-  for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
+  // All of a text in one step, which goes the way of prompts, or as many as go the way of decode.
+  constexpr int kAll = 64, kFew = 16;
+  for (const auto& [rows, max_logits] : {std::pair{ExpertRows::kExact, kAll},
+                                         {ExpertRows::kFp8, kAll},
+                                         {ExpertRows::kExact, kFew}}) {
     ModelOptions options = {.directory = directory, .device = DeviceChoice::kCuda, .context = 64};
-    options.max_logits = 64;  // all of a text in one step, which goes the way of prompts
+    options.max_logits = max_logits;
     options.n_replicas = 4;
     options.simulated_hosts = {2, 2};
     options.rows = rows;
@@ -297,9 +301,11 @@ TEST(GpuRanksOfHosts, SendRowsOnceToEachHost) {
     });
   }
   EXPECT_EQ(said, (std::set<std::string>{
-                      "rows of experts: prompts by all-to-all once to each host, decode by gather",
-                      "rows of experts: prompts by all-to-all once to each host, decode by gather, "
-                      "rows in FP8, sums in BF16, by gather as floats"}));
+                      "rows of experts: prompts by all-to-all once to each host, decode by "
+                      "low-latency once to each host",
+                      "rows of experts: prompts by all-to-all once to each host, decode by "
+                      "low-latency once to each host, rows in FP8, sums in BF16, those of decode "
+                      "as floats"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_ties(kGolden)),

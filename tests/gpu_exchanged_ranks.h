@@ -109,7 +109,7 @@ struct RankOfGpus {
       : ranks(connect(host)),
         owners(owners_of_ranks(c, host.size())),
         owners_there(owners, host.rank(), host.size(), stream),
-        hosts(CudaHosts::fit(asked.hosts)
+        hosts(asked.hosts.has_equal_hosts()
                   ? std::make_unique<Hosts>(host, asked.hosts, owners, stream)
                   : nullptr),
         mine(stream, owners, host.rank()),
@@ -118,7 +118,7 @@ struct RankOfGpus {
              choose_cuda_ways(
                  {c, ranks, owners_there, stream, network, formats, hosts ? &hosts->gpus : nullptr},
                  host, asked)) {
-    mine.gathers = pool.ways().mode_of_prompts == ExchangeMode::kGather;
+    mine.gathers = pool.ways().of_prompts.mode == ExchangeMode::kGather;
   }
   struct Hosts {
     Hosts(Group& all, const HostLayout& layout, const ExpertOwners& owners, gpu::Stream& stream)
@@ -153,7 +153,7 @@ inline ExchangeMode mode_of_step(const CudaWays& ways, const std::vector<std::ve
       std::all_of(step.begin(), step.begin() + n_replicas, [](const std::vector<int>& tokens) {
         return std::accumulate(tokens.begin(), tokens.end(), 0) <= CudaWays::kDecodeTokens;
       });
-  return is_small && ways.decode ? ways.mode_of_decode : ways.mode_of_prompts;
+  return is_small && ways.decode ? ways.of_decode.mode : ways.of_prompts.mode;
 }
 
 // Whether a step of these replicas has the sums of its tokens, in so many micro-batches.

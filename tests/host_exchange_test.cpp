@@ -80,6 +80,13 @@ TEST(HostLayout, HasTwoLevelsWhereAHostOfSeveralHasSeveralRanks) {
   EXPECT_FALSE(HostLayout({0}).has_two_levels());
 }
 
+TEST(HostLayout, HasEqualHostsWhereAllHaveAsManyOfSeveralRanks) {
+  for (const Hosts& hosts : {kTwoOfTwo, kTwoOfFour, kInTurns, Hosts{0, 1, 2, 0, 1, 2}})
+    EXPECT_TRUE(HostLayout(hosts).has_equal_hosts()) << name_of(hosts);
+  for (const Hosts& hosts : {kThreeAndOne, kOneAndThree, kFiveTwoOne, kOneEach, kOneHost})
+    EXPECT_FALSE(HostLayout(hosts).has_equal_hosts()) << name_of(hosts);
+}
+
 // A gateway is on the host and in the plane, and the ranks of a plane that a host has divide what
 // comes from others.
 TEST(HostLayout, GatewaysAreInThePlane) {

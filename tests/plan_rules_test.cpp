@@ -451,7 +451,7 @@ TEST(LayerTime, ARowCrossesOnceToEachHost) {
   const RoutingStatistics routing(r1);
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
-  const auto exchange = [&](const std::vector<DeviceId>& devices, ExpertRows rows) {
+  const auto exchange = [&](const std::vector<DeviceId>& devices, ExpertRows rows, double tokens) {
     Placement p;
     p.expert_rows = rows;
     p.backbone = {DType::kF8E4M3};
@@ -463,19 +463,28 @@ TEST(LayerTime, ARowCrossesOnceToEachHost) {
       for (int e = 256 / n * i; e < 256 / n * (i + 1); ++e) layer.groups[i].experts.push_back(e);
     }
     p.layers = {layer};
-    return LayerModel(in, p, {32, 1024, false, 1. * n})
+    return LayerModel(in, p, {tokens, 1024, false, 1. * n})
         .layer(p.stages[0], 3, &p.layers[0])[Part::kExchange];
   };
   const std::vector<DeviceId> gpus = {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, cpus = {{0, -1}, {1, -1}};
   const auto slow = ExpertRows::kExact, fast = ExpertRows::kFp8;
   const double crosses = 1 - std::pow(0.5, 8), to_gpu = 1 - std::pow(0.75, 8);
-  EXPECT_NEAR(exchange(gpus, slow), 2 * 7e-6 + 2 * 32 * crosses * 7168 * (2 + 4) / 1e9, 1e-12);
-  EXPECT_NEAR(exchange(gpus, fast), 2 * 7e-6 + 2 * 32 * crosses * (7392 + 14336) / 1e9, 1e-12);
-  EXPECT_NEAR(exchange(cpus, slow), 2 * 7e-6 + 32 * crosses * 7168 * (2 + 4) / 1e9, 1e-12);
-  EXPECT_NEAR(exchange(cpus, fast), 2 * 7e-6 + 32 * crosses * (7392 + 14336) / 1e9, 1e-12);
+  const auto expect = [&](double got, double latency, double rows, double row, double rate) {
+    EXPECT_NEAR(got, 2 * latency + rows * row / rate, 1e-12);
+  };
+  const double exact = 7168 * (2 + 4), fp8 = 7392 + 14336, fp8_to_floats = 7392 + 28672;
+  expect(exchange(gpus, slow, 33), 7e-6, 2 * 33 * crosses, exact, 1e9);
+  expect(exchange(gpus, fast, 33), 7e-6, 2 * 33 * crosses, fp8, 1e9);
+  expect(exchange(cpus, slow, 32), 7e-6, 32 * crosses, exact, 1e9);
+  expect(exchange(cpus, fast, 32), 7e-6, 32 * crosses, fp8, 1e9);
+  // Rows of recorded steps go to all hosts, and their sums come as floats.
+  expect(exchange(gpus, slow, 32), 7e-6, 2 * 32, exact, 1e9);
+  expect(exchange(gpus, fast, 32), 7e-6, 2 * 32, fp8_to_floats, 1e9);
   m.gpu_link.bytes_per_second = 0.5e9;
-  EXPECT_NEAR(exchange(gpus, slow), 2 * 5e-6 + 3 * 32 * to_gpu * 7168 * (2 + 4) / 0.5e9, 1e-12);
-  EXPECT_NEAR(exchange(gpus, fast), 2 * 5e-6 + 3 * 32 * to_gpu * (7392 + 14336) / 0.5e9, 1e-12);
+  for (const double n : {32., 33.}) {
+    expect(exchange(gpus, slow, n), 5e-6, 3 * n * to_gpu, exact, 0.5e9);
+    expect(exchange(gpus, fast, n), 5e-6, 3 * n * to_gpu, fp8_to_floats, 0.5e9);
+  }
 }
 
 // Two ranks, each with experts and backbone, and even routing: half of a rank's rows stay on it,

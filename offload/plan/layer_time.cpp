@@ -291,7 +291,7 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
 
 // Seconds to send tokens out and sums back: between a GPU and its host's CPUs as BF16 over the host
 // link; between ranks as row_bytes(), once for each GPU of the host, and over the network once for
-// each host, whose GPUs send rows on to each other.
+// each host, whose GPUs send rows on to each other. Steps that GPUs record send rows to all hosts.
 double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   if (e.sliced) return 0;
   const int host = stage.devices[0].host;
@@ -307,8 +307,15 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   // Load of the busier side: a backbone rank that sends or, if those are fewer, an expert rank that
   // receives.
   const double busier = std::max(1.0, shape_.replicas / e.n_owners);
-  const auto row = static_cast<double>(row_bytes(in_.config, p_.expert_rows).both());
-  const double bytes = busier * tokens * row * e.gpus_a_token;
+  const RowBytes row = row_bytes(in_.config, p_.expert_rows);
+  const bool by_hosts = gpu_backbone && e.to_far > 0 && of_first_host(stage) > 1;
+  const bool to_all_hosts = by_hosts && tokens <= kMaxRecordedTokens;
+  // Sums travel as floats within each of several hosts, and wherever they are reduced.
+  const auto row_bytes_of = [&](bool sums_as_floats) {
+    const int64_t sum = sums_as_floats ? encoded_bytes(RowFormat::kF32, in_.config.dim) : row.back;
+    return static_cast<double>(row.there + sum);
+  };
+  const double bytes = busier * tokens * row_bytes_of(by_hosts) * e.gpus_a_token;
   double near = 0, far = 0;
   if (e.to_near > 0 && gpu_backbone)
     near = 2 * m.gpu_link.latency_seconds + bytes / m.gpu_link.bytes_per_second;
@@ -317,8 +324,9 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
     const double a_host = std::min(of_first_host(stage) / stage.tp, shape_.replicas);
     const Link link = in_.machine.link(host, e.far_host);
     const double most = std::max({1.0, a_host, shape_.replicas / e.n_far_hosts});
+    const double copies = to_all_hosts ? n_hosts_of(stage) - 1 : e.far_hosts_a_token;
     far = 2 * link.latency_seconds +
-          tokens * e.far_hosts_a_token * row * most / link.bytes_per_second;
+          tokens * copies * row_bytes_of(to_all_hosts) * most / link.bytes_per_second;
   }
   return seconds + std::max(near, far);
 }

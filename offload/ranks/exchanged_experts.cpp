@@ -100,8 +100,12 @@ std::string ExchangedExperts::modes() const {
   const ExchangeLane& lane = *lanes_[0];
   const ExchangeChoice prompts = lane.prompts().choice;
   const ExchangeChoice decode = lane.decode().exchange ? lane.decode().choice : prompts;
+  const auto formats = [&](ExchangeChoice choice) {
+    return choice.mode == ExchangeMode::kGather ? RowFormats{p_.formats.there, RowFormat::kF32}
+                                                : p_.formats;
+  };
   return fmt::format("prompts by {}, decode by {}{}", name_of(prompts), name_of(decode),
-                     said_of(p_.formats, prompts.mode, decode.mode));
+                     said_of(formats(prompts), formats(decode)));
 }
 
 std::string ExchangedExperts::name_of(ExchangeChoice choice) const {

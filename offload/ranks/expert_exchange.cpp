@@ -1,5 +1,7 @@
 #include "offload/ranks/expert_exchange.h"
 
+#include <fmt/format.h>
+
 #include "offload/ranks/exchanges.h"
 
 namespace tandem {
@@ -13,11 +15,14 @@ bool crosses_once(ExchangeMode mode, const HostLayout& layout, const ExchangeSha
 
 }  // namespace
 
-std::string said_of(RowFormats formats, ExchangeMode prompts, ExchangeMode decode) {
-  if (formats.there != RowFormat::kFp8) return "";
-  const int n_gather = (prompts == ExchangeMode::kGather) + (decode == ExchangeMode::kGather);
-  constexpr const char* kSums[] = {"in BF16", "in BF16, by gather as floats", "as floats"};
-  return std::string(", rows in FP8, sums ") + kSums[n_gather];
+std::string said_of(RowFormats prompts, RowFormats decode) {
+  if (prompts.there != RowFormat::kFp8) return "";
+  const auto sums = [](RowFormats of) {
+    return of.back == RowFormat::kF32 ? "as floats" : "in BF16";
+  };
+  std::string said = fmt::format(", rows in FP8, sums {}", sums(prompts));
+  if (decode.back != prompts.back) said += fmt::format(", those of decode {}", sums(decode));
+  return said;
 }
 
 int64_t exchange_bytes(ExchangeMode mode, const HostLayout& layout, const ExchangeShape& shape) {

@@ -34,9 +34,9 @@ constexpr const char* name_of(ExchangeMode mode) {
   return kNames[static_cast<int>(mode)];
 }
 
-// What is said of these formats behind the names of the modes: ", rows in FP8, sums in BF16"; empty
-// where rows and sums travel exactly.
-std::string said_of(RowFormats formats, ExchangeMode prompts, ExchangeMode decode);
+// What is said of the formats of prompts and decode behind the names of the modes: ", rows in FP8,
+// sums in BF16"; empty where rows and sums travel exactly.
+std::string said_of(RowFormats prompts, RowFormats decode);
 
 // What is sent back for a token by kAllToAll and kLowLatency; kGather knows only the first.
 enum class ReturnedRows : uint8_t {

@@ -30,6 +30,12 @@ int HostLayout::gateway(int rank, int host) const {
   return ranks_[host][plane + number_in_host_[rank] / n_planes_ % n_in_plane * n_planes_];
 }
 
+bool HostLayout::has_equal_hosts() const {
+  return has_two_levels() && std::ranges::all_of(ranks_, [&](const std::vector<int>& of_host) {
+           return of_host.size() == ranks_[0].size();
+         });
+}
+
 int HostLayout::most_sources_on(int host) const {
   int most = 0;
   for (const int rank : ranks_[host]) most = std::max(most, n_sources_[rank]);

@@ -26,6 +26,7 @@ class HostLayout {
 
   // Several hosts, of which one has several ranks: rows need not cross once for each rank.
   bool has_two_levels() const { return n_hosts() > 1 && n_hosts() < n_ranks(); }
+  bool has_equal_hosts() const;  // has_two_levels(), and all hosts have as many ranks
   // The ranks of a plane send each other what crosses. A plane has a rank of every host; where all
   // hosts have as many ranks, those with one number in their hosts.
   int plane_of(int rank) const { return number_in_host_[rank] % n_planes_; }

@@ -346,10 +346,10 @@ void require_dispatch_on_gpu(const ModelOptions& options, const Subject& subject
           "--ep-dispatch {}: {}, so all rows go to all ranks: leave it out",
           name_of(options.dispatch),
           parts.expert_columns ? "experts are sliced among all GPUs" : "the CPU has some experts");
-  require(mode != ExchangeMode::kLowLatency ||
-              hosts_of_stage(subject.host_of_rank, grid, subject.rank.rank).n_hosts() == 1,
-          "--ep-dispatch low-latency: the GPUs are on several hosts: choose auto, gather or "
-          "all-to-all");
+  const HostLayout hosts = hosts_of_stage(subject.host_of_rank, grid, subject.rank.rank);
+  require(mode != ExchangeMode::kLowLatency || hosts.n_hosts() == 1 || hosts.has_equal_hosts(),
+          "--ep-dispatch low-latency: the hosts have one GPU each, or not as many as each other: "
+          "choose auto, gather or all-to-all");
 }
 
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,

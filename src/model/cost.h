@@ -60,4 +60,9 @@ struct RowBytes {
 };
 RowBytes row_bytes(const ModelConfig& config, ExpertRows rows);
 
+// GPUs record steps of up to so many tokens of a replica, which are decode: the kernels of larger
+// ones take longer than their launches, so recording would gain nothing. The rows of recorded steps
+// go ways that need no number of rows at the host.
+constexpr int kMaxRecordedTokens = 32;
+
 }  // namespace tandem

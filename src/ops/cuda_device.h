@@ -19,10 +19,6 @@ class CudaDevice final : public Device {
   // For ranks, which must forget the same recordings: only their number is limited.
   static constexpr int64_t kAnyBytes = std::numeric_limits<int64_t>::max();
 
-  // Steps with more tokens of a replica are never recorded: their kernels take longer than their
-  // launches, so recording would gain nothing.
-  static constexpr int kMaxRecordedTokens = 32;
-
   // The stream outlives the object. With `records`, decode steps are recorded as graphs, of which
   // those used last are kept.
   CudaDevice(gpu::Stream& stream, bool records, int64_t recorded_bytes = kRecordedBytes)

@@ -76,48 +76,73 @@ class Connected final : public GpuCalls {
     return pieces(n, n);
   }
 
-  Prepared exchange(const ModelConfig& config, ExchangeMode mode, ExpertRows rows,
-                    int n_tokens) override {
-    const RowFormats formats = formats_by(mode, row_formats(rows, true));
-    const auto e = std::make_shared<Exchange>(*this, config, mode, formats, n_tokens);
+  Prepared exchange(const ModelConfig& config, const RowsTravel& travel) override {
+    if (travel.hosts && !levels_) levels_ = std::make_unique<Levels>(group_, *travel.hosts);
+    const auto e = std::make_shared<Exchange>(*this, config, travel);
     const auto one = [e] { e->rows.exchange(*e->exchange); };
-    ComparedCalls calls = both(one, can_record(mode));
-    return {std::move(calls), e->bytes(config, mode, n_tokens), formats, [this, e] {
+    ComparedCalls calls = both(one, can_record(travel.mode));
+    return {std::move(calls), e->bytes(config), e->formats, [this, e] {
               e->exchange->close();
               group_.barrier();
             }};
   }
 
  private:
+  // The GPUs of this rank's host, and one of each host.
+  struct Levels {
+    Levels(Group& all, const HostLayout& hosts)
+        : groups(all, hosts),
+          within(connected(groups.within())),
+          plane(connected(groups.plane())) {}
+    const HostGroups groups;
+    const std::unique_ptr<gpu::Collectives> within, plane;
+  };
   struct Exchange {
-    Exchange(Connected& gpus, const ModelConfig& config, ExchangeMode mode, RowFormats that_travel,
-             int n_tokens)
-        : owners(even_owners(config, gpus.size_)),
+    Exchange(Connected& gpus, const ModelConfig& config, const RowsTravel& of)
+        : travel(of),
+          owners(even_owners(config, gpus.size_)),
           on_gpu(owners, gpus.rank_, gpus.size_, gpus.stream_),
-          rows(config, gpus.rank_, n_tokens),
-          formats(that_travel),
-          exchange(make_cuda_exchange(
-              mode, {config, *gpus.ranks_, on_gpu, gpus.stream_, gpus.network_, formats},
-              gpus.group_, n_tokens)) {}
-    int64_t bytes(const ModelConfig& config, ExchangeMode mode, int64_t n_tokens) const {
-      const int n_ranks = on_gpu.n_ranks(), n_active = config.router.n_active;
-      const int64_t parcel = gpu::ParcelShape{config.dim, n_active, formats.there}.bytes(),
-                    sum = encoded_bytes(formats.back, config.dim);
-      if (mode == ExchangeMode::kGather) return n_tokens * (parcel + n_ranks * sum);
-      int64_t n = 0;
-      for (int64_t t = 0; t < n_tokens; ++t) {
-        std::set<int> ranks;
-        for (int k = 0; k < n_active; ++k)
-          ranks.insert(owners.ranks(config.n_layers - 1, rows.experts()[t * n_active + k])[0]);
-        n += std::ssize(ranks);
-      }
-      return n * (parcel + sum);
+          rows(config, gpus.rank_, of.n_tokens),
+          formats(formats_by(of.mode, of.hosts, row_formats(of.rows, true))) {
+      if (of.hosts)
+        hosts = std::make_unique<CudaHosts>(owners, gpus.levels_->groups, *gpus.levels_->within,
+                                            *gpus.levels_->plane, gpus.stream_);
+      exchange = make_cuda_exchange(
+          of.mode,
+          {config, *gpus.ranks_, on_gpu, gpus.stream_, gpus.network_, formats, hosts.get()},
+          gpus.group_, of.n_tokens);
     }
+    int64_t bytes(const ModelConfig& config) const {
+      const int n_ranks = on_gpu.n_ranks(), n_active = config.router.n_active;
+      const int64_t n = travel.n_tokens,
+                    parcel = gpu::ParcelShape{config.dim, n_active, formats.there}.bytes(),
+                    sum = encoded_bytes(formats.back, config.dim);
+      if (travel.mode == ExchangeMode::kGather) return n * (parcel + n_ranks * sum);
+      int64_t to_ranks = 0, to_hosts = 0;
+      for (int64_t t = 0; t < n; ++t) {
+        std::set<int> ranks, of_ranks;
+        for (int k = 0; k < n_active; ++k) {
+          const int rank = owners.ranks(config.n_layers - 1, rows.experts()[t * n_active + k])[0];
+          ranks.insert(rank);
+          if (travel.hosts) of_ranks.insert(travel.hosts->host_of(rank));
+        }
+        to_ranks += std::ssize(ranks);
+        to_hosts += std::ssize(of_ranks);
+      }
+      if (!travel.hosts) return to_ranks * (parcel + sum);
+      // Between hosts low latency gathers. Sums are floats within a host.
+      const int64_t between = travel.mode == ExchangeMode::kAllToAll
+                                  ? to_hosts * (parcel + sum)
+                                  : n * (parcel + travel.hosts->n_hosts() * sum);
+      return between + to_ranks * (parcel + encoded_bytes(RowFormat::kF32, config.dim));
+    }
+    const RowsTravel travel;
     const ExpertOwners owners;
     const CudaOwners on_gpu;
     const CudaRandomRows rows;
     const RowFormats formats;
-    const std::unique_ptr<CudaExchange> exchange;
+    std::unique_ptr<CudaHosts> hosts;  // null: once to each rank
+    std::unique_ptr<CudaExchange> exchange;
   };
 
   // Pieces have one or two units, as in the calls of CPU ranks.
@@ -207,6 +232,7 @@ class Connected final : public GpuCalls {
   const std::string gpu_;
   gpu::Stream stream_, network_;
   const std::unique_ptr<gpu::Collectives> ranks_;
+  std::unique_ptr<Levels> levels_;  // null: no row went once to each host yet
   const int rank_, size_;
 };
 

@@ -284,7 +284,7 @@ void Loaded::exchange_rows(Group& stage, const ExpertOwners& owners,
   network_ = std::make_unique<gpu::Stream>();
   ways_.sends_parcels = least_on_all(stage, ways_.sends_parcels) > 0;
   ways_.measures = !gpu_info_.emulated;
-  if (ways_.sends_parcels && CudaHosts::fit(ways_.hosts)) {
+  if (ways_.sends_parcels && ways_.hosts.has_equal_hosts()) {
     const HostGroups groups(stage, ways_.hosts);
     within_ = connected(groups.within());
     plane_ = connected(groups.plane());
@@ -305,7 +305,7 @@ void Loaded::exchange_rows(Group& stage, const ExpertOwners& owners,
     watch.emplace([this] { return WorkProgress{true, passed_calls()}; }, kPatience, on_hang);
   CudaWays ways = choose_cuda_ways(parts, stage, ways_);
   watch.reset();
-  if (!can_record(ways.decode ? ways.mode_of_decode : ways.mode_of_prompts))
+  if (!can_record(ways.decode ? ways.of_decode.mode : ways.of_prompts.mode))
     device_.record_nothing();
   exchanged_ = std::make_unique<CudaExchangedExperts>(
       CudaExchangedExperts::Parts{.ranks = *stage_,

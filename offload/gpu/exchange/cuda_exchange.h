@@ -33,14 +33,15 @@ class CudaExchange {
     gpu::Stream& stream;       // of the backbone
     gpu::Stream& network;      // of what ranks do together
     RowFormats formats = {};   // that are asked for, see formats_by()
-    // With it kAllToAll sends a row once to each host; null: once to each GPU.
+    // With it all modes but gather send a row once to each host; null: once to each GPU.
     const CudaHosts* hosts = nullptr;
   };
   explicit CudaExchange(int64_t max_rows) : max_rows_(max_rows) {}
   virtual ~CudaExchange() = default;
   int64_t max_rows() const { return max_rows_; }  // of a rank in a step
 
-  // Called by all ranks once all have made the object. Throws AgreedError.
+  // Called by all ranks, of the group of Parts::ranks, once all have made the object. Throws
+  // AgreedError.
   virtual void open(Group&) {}
   // The rows of this rank's tokens leave, at most n_of_rank, or are prepared for it.
   virtual void send(const CudaLane& lane, const ExpertBatch& own) = 0;
@@ -73,9 +74,11 @@ class CudaExchange {
 std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
                                                  const CudaExchange::Parts& parts, Group& group,
                                                  int64_t max_rows);
-// The formats in which rows and sums travel where `formats` are asked for: gather sends sums, and
-// rows that are not FP8, as floats.
-constexpr RowFormats formats_by(ExchangeMode mode, RowFormats formats) {
+// The formats in which rows and sums travel, with and without Parts::hosts, where `formats` are
+// asked for: gather sends sums, and rows that are not FP8, as floats. Between hosts kLowLatency has
+// its sums reduced too.
+constexpr RowFormats formats_by(ExchangeMode mode, bool by_hosts, RowFormats formats) {
+  if (mode == ExchangeMode::kLowLatency && by_hosts) return {formats.there, RowFormat::kF32};
   if (mode != ExchangeMode::kGather) return formats;
   return {formats.there == RowFormat::kFp8 ? RowFormat::kFp8 : RowFormat::kF32, RowFormat::kF32};
 }
@@ -87,10 +90,11 @@ int64_t cuda_exchange_bytes(ExchangeMode mode, const ModelConfig& config, const 
                             int64_t max_rows, ExpertRows rows);
 
 // One function each in the file of the form.
-std::unique_ptr<CudaExchange> make_cuda_host_all_to_all(const CudaExchange::Parts& parts,
-                                                        int64_t max_rows);
-int64_t cuda_host_all_to_all_bytes(const ModelConfig& config, const HostLayout& layout,
-                                   int64_t max_rows, RowFormats formats);
+std::unique_ptr<CudaExchange> make_cuda_host_exchange(ExchangeMode mode,
+                                                      const CudaExchange::Parts& parts,
+                                                      int64_t max_rows);
+int64_t cuda_host_exchange_bytes(ExchangeMode mode, const ModelConfig& config,
+                                 const HostLayout& layout, int64_t max_rows, RowFormats formats);
 std::unique_ptr<CudaExchange> make_cuda_gather(const CudaExchange::Parts& parts, int64_t max_rows);
 std::unique_ptr<CudaExchange> make_cuda_all_to_all(const CudaExchange::Parts& parts,
                                                    int64_t max_rows);

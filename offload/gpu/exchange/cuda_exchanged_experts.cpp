@@ -12,7 +12,7 @@ CudaExchangedExperts::CudaExchangedExperts(const Parts& parts, CudaWays ways)
       way_(ways_.prompts.get()),
       tokens_(way_->max_rows() * p_.ranks.n_ranks()) {
   check(p_.mine_on_gpu || p_.micro_batches == 1, "a CPU's part divides no step");
-  check(p_.mine_on_gpu || can_record(ways_.mode_of_prompts),
+  check(p_.mine_on_gpu || can_record(ways_.of_prompts.mode),
         "a CPU's part knows how many rows it gets");
 }
 

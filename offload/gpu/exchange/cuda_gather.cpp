@@ -1,6 +1,6 @@
 // All rows go to all ranks, and their sums are reduced and scattered. All ranks send as many rows
 // as the one with the most, so that the pieces are equal. Floats are computed where they have come,
-// rows of FP8 are decoded before.
+// other rows are decoded before. Sums travel as floats.
 #include <array>
 
 #include "gpu_kernels/exchange/parcels.h"
@@ -11,8 +11,7 @@ namespace tandem {
 namespace {
 
 gpu::ParcelShape shape_of(const ModelConfig& config, RowFormats formats) {
-  return {static_cast<int>(config.dim), config.router.n_active,
-          formats_by(ExchangeMode::kGather, formats).there};
+  return {static_cast<int>(config.dim), config.router.n_active, formats.there};
 }
 
 class CudaGather final : public CudaExchange {

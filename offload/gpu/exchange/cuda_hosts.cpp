@@ -26,20 +26,14 @@ constexpr RankHosts kHostOfEach = {.n_of_host = 1};
 
 CudaHosts::CudaHosts(const ExpertOwners& owners, const HostGroups& groups, gpu::Collectives& within,
                      gpu::Collectives& plane, gpu::Stream& stream)
-    : within_(within),
+    : host_(groups.layout().host_of(groups.all().rank())),
+      within_(within),
       plane_(plane),
       ranks_(owners,
              {numbers_in_host(groups.layout(), groups.all().rank()), within.n_ranks(),
               within.rank(), kOneHost},
              stream),
       hosts_(owners, {hosts_in_plane(groups), plane.n_ranks(), plane.rank(), kHostOfEach}, stream) {
-}
-
-bool CudaHosts::fit(const HostLayout& layout) {
-  if (!layout.has_two_levels()) return false;
-  for (int host = 1; host < layout.n_hosts(); ++host)
-    if (layout.ranks_of(host).size() != layout.ranks_of(0).size()) return false;
-  return true;
 }
 
 int64_t CudaHosts::bytes_for(int n_layers, int n_experts, const HostLayout& layout) {

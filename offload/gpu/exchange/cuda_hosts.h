@@ -10,22 +10,23 @@ namespace tandem {
 class CudaHosts {
  public:
   // The owners, by their ranks in groups.all(), what connects the GPUs of groups.within() and
-  // plane(), and the stream outlive the object. The layout of the groups fits.
+  // plane(), and the stream outlive the object. The hosts have as many
+  // ranks each.
   CudaHosts(const ExpertOwners& owners, const HostGroups& groups, gpu::Collectives& within,
             gpu::Collectives& plane, gpu::Stream& stream);
-  // Several hosts with as many ranks each, and more than one.
-  static bool fit(const HostLayout& layout);
   static int64_t bytes_for(int n_layers, int n_experts, const HostLayout& layout);
 
   // Between steps: the owners have changed.
   void read();
 
+  int host() const { return host_; }                    // this rank's, in the layout
   gpu::Collectives& within() const { return within_; }  // the GPUs of this rank's host
   gpu::Collectives& plane() const { return plane_; }    // one GPU of every host
   const CudaOwners& ranks() const { return ranks_; }    // of within() that have an expert
   const CudaOwners& hosts() const { return hosts_; }    // by their GPUs of plane()
 
  private:
+  const int host_;
   gpu::Collectives &within_, &plane_;
   CudaOwners ranks_, hosts_;
 };

@@ -47,31 +47,26 @@ double seconds_of(CudaExchange& exchange, const CudaExchange::Parts& parts, Grou
   return *std::max_element(of_ranks.begin(), of_ranks.end());
 }
 
-struct Way {
-  ExchangeMode mode;
-  bool by_hosts = false;
-};
-
-std::unique_ptr<CudaExchange> make(Way way, CudaExchange::Parts parts, Group& group,
+std::unique_ptr<CudaExchange> make(CudaWay way, CudaExchange::Parts parts, Group& group,
                                    int64_t n_rows) {
   if (!way.by_hosts) parts.hosts = nullptr;
   return make_cuda_exchange(way.mode, parts, group, n_rows);
 }
 
 struct Chosen {
-  Way way;
+  CudaWay way;
   std::unique_ptr<CudaExchange> exchange;
   std::string why_not;  // another way cannot be used
 };
 
 // The fastest of the ways that the GPUs can use, or the first of these. The memory of what was
 // measured before is free again. The last way is one that all can use.
-Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const Way> ways,
+Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const CudaWay> ways,
               bool measures, int64_t n_rows) {
-  std::optional<Way> best;
+  std::optional<CudaWay> best;
   double best_seconds = 0;
   std::string why_not;
-  for (const Way& way : ways) {
+  for (const CudaWay& way : ways) {
     std::unique_ptr<CudaExchange> exchange;
     try {
       exchange = make(way, parts, group, n_rows);
@@ -92,22 +87,27 @@ Chosen choose(const CudaExchange::Parts& parts, Group& group, std::span<const Wa
 }
 
 // What is measured, that with the fewest bytes first.
-std::vector<Way> ways_of_prompts(const HostLayout& hosts) {
-  std::vector<Way> ways = {{ExchangeMode::kAllToAll}, {ExchangeMode::kGather}};
-  if (CudaHosts::fit(hosts)) ways.insert(ways.begin(), {ExchangeMode::kAllToAll, true});
+std::vector<CudaWay> ways_of_prompts(const HostLayout& hosts) {
+  std::vector<CudaWay> ways = {{ExchangeMode::kAllToAll}, {ExchangeMode::kGather}};
+  if (hosts.has_equal_hosts()) ways.insert(ways.begin(), {ExchangeMode::kAllToAll, true});
   return ways;
 }
-std::vector<Way> ways_of_decode(const HostLayout& hosts) {
-  if (hosts.n_hosts() > 1) return {{ExchangeMode::kGather}};
-  return {{ExchangeMode::kLowLatency}, {ExchangeMode::kGather}};
+std::vector<CudaWay> ways_of_decode(const HostLayout& hosts) {
+  if (hosts.n_hosts() > 1 && !hosts.has_equal_hosts()) return {{ExchangeMode::kGather}};
+  return {{ExchangeMode::kLowLatency, hosts.n_hosts() > 1}, {ExchangeMode::kGather}};
+}
+
+std::string said_of_way(CudaWay way) {
+  return fmt::format("{}{}", name_of(way.mode), way.by_hosts ? " once to each host" : "");
 }
 
 }  // namespace
 
 std::string CudaWays::said() const {
-  return fmt::format("prompts by {}{}, decode by {}{}{}{}", name_of(mode_of_prompts),
-                     by_hosts ? " once to each host" : "", name_of(mode_of_decode),
-                     said_of(formats, mode_of_prompts, mode_of_decode),
+  return fmt::format("prompts by {}, decode by {}{}{}{}", said_of_way(of_prompts),
+                     said_of_way(of_decode),
+                     said_of(formats_by(of_prompts.mode, of_prompts.by_hosts, formats),
+                             formats_by(of_decode.mode, of_decode.by_hosts, formats)),
                      why_not.empty() ? "" : "; not others: ", why_not);
 }
 
@@ -116,11 +116,10 @@ CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
   const int64_t n = rows_of_prompts(asked);
   if (asked.mode || !asked.sends_parcels) {
     const ExchangeMode mode = asked.mode.value_or(ExchangeMode::kGather);
-    const bool by_hosts = parts.hosts && mode == ExchangeMode::kAllToAll;
-    return {.mode_of_prompts = mode,
-            .mode_of_decode = mode,
+    const CudaWay way = {mode, parts.hosts && mode != ExchangeMode::kGather};
+    return {.of_prompts = way,
+            .of_decode = way,
             .prompts = make_cuda_exchange(mode, parts, group, n),
-            .by_hosts = by_hosts,
             .decode = nullptr,
             .why_not = {},
             .formats = parts.formats};
@@ -128,20 +127,19 @@ CudaWays choose_cuda_ways(const CudaExchange::Parts& parts, Group& group,
   Chosen prompts = choose(parts, group, ways_of_prompts(asked.hosts), asked.measures, n);
   Chosen decode =
       choose(parts, group, ways_of_decode(asked.hosts), asked.measures, rows_of_decode(asked));
-  if (decode.way.mode == prompts.way.mode) decode.exchange.reset();
-  return {prompts.way.mode,
-          decode.way.mode,
+  if (decode.way == prompts.way) decode.exchange.reset();
+  return {prompts.way,
+          decode.way,
           std::move(prompts.exchange),
-          prompts.way.by_hosts,
           std::move(decode.exchange),
           decode.why_not.empty() ? prompts.why_not : decode.why_not,
           parts.formats};
 }
 
 int64_t cuda_ways_bytes(const ModelConfig& config, const CudaWaysAsked& asked) {
-  const auto most_of = [&](const std::vector<Way>& ways, int64_t n_rows) {
+  const auto most_of = [&](const std::vector<CudaWay>& ways, int64_t n_rows) {
     int64_t most = 0;
-    for (const Way& way : ways)
+    for (const CudaWay& way : ways)
       most = std::max(most, cuda_exchange_bytes(way.mode, config, asked.hosts, n_rows, asked.rows));
     return most;
   };

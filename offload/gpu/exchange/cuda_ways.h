@@ -3,21 +3,26 @@
 #include <optional>
 #include <string>
 
+#include "model/cost.h"
 #include "offload/gpu/exchange/cuda_exchange.h"
-#include "ops/cuda_device.h"
 
 namespace tandem {
 
+struct CudaWay {
+  ExchangeMode mode;
+  bool by_hosts = false;  // a row goes once to each host
+  bool operator==(const CudaWay&) const = default;
+};
+
 struct CudaWays {
-  ExchangeMode mode_of_prompts, mode_of_decode;
+  CudaWay of_prompts, of_decode;
   std::unique_ptr<CudaExchange> prompts;
-  bool by_hosts = false;  // prompts by all-to-all: a row once to each host
   // For steps of up to kDecodeTokens tokens of a replica, which may be recorded; null: as prompts.
   std::unique_ptr<CudaExchange> decode;
-  static constexpr int kDecodeTokens = CudaDevice::kMaxRecordedTokens;
+  static constexpr int kDecodeTokens = kMaxRecordedTokens;
   std::string why_not;      // a mode that would have been measured cannot be used
   RowFormats formats = {};  // CudaExchange::Parts::formats
-  // "prompts by all-to-all, decode by low-latency", whether rows go once to each host, and the
+  // "prompts by all-to-all, decode by low-latency", which of them once to each host, and the
   // formats where they are not exact
   std::string said() const;
 };
@@ -29,7 +34,7 @@ struct CudaWaysAsked {
   // Otherwise all rows go to all ranks: some hand rows down to their CPUs, or experts are sliced
   // among all GPUs.
   bool sends_parcels = true;
-  HostLayout hosts = HostLayout::one_host(1);  // of all ranks; kLowLatency needs one host
+  HostLayout hosts = HostLayout::one_host(1);  // of all ranks
   // Whether times decide. Otherwise the bytes that are sent do: those of parcels are always fewer.
   bool measures = true;
   BackboneGrid grid = {};

@@ -29,6 +29,27 @@ Json gpu_row(const GpuCalls& gpus, const HostLayout& hosts, const std::string& o
           {"seconds_over_enqueued", seconds.own_over_raw}};
 }
 
+// A way of rows, named as those of CPU ranks.
+struct GpuWay {
+  std::string operation;
+  ExchangeMode mode;
+  bool by_hosts = false;
+};
+
+std::vector<GpuWay> gpu_ways_on(const HostLayout& hosts) {
+  const bool by_hosts = hosts.has_equal_hosts();
+  std::vector<GpuWay> ways;
+  for (const ExchangeMode mode : kExchangeModes) {
+    // GPUs of several hosts have no windows in each other's memory.
+    if (mode == ExchangeMode::kLowLatency && hosts.n_hosts() > 1 && !by_hosts) continue;
+    const std::string operation = std::string("exchange ") + name_of(mode);
+    ways.push_back({operation, mode, by_hosts && mode != ExchangeMode::kGather});
+    if (by_hosts && mode == ExchangeMode::kAllToAll)
+      ways.push_back({operation + ", each rank", mode});
+  }
+  return ways;
+}
+
 }  // namespace
 
 std::string bench_gpu_calls(const BenchInput& bench, const HostLayout& hosts, GpuCalls& gpus,
@@ -48,18 +69,19 @@ std::string bench_gpu_calls(const BenchInput& bench, const HostLayout& hosts, Gp
       on_row(measured_row(name_of(call), gpus.prepare(call, bytes)));
   for (const int n : o.tokens)
     for (const ExpertRows rows : {ExpertRows::kFp8, ExpertRows::kExact})
-      for (const ExchangeMode mode : kExchangeModes) {
+      for (const GpuWay& way : gpu_ways_on(hosts)) {
         std::optional<GpuCalls::Prepared> prepared;
         try {
-          prepared = gpus.exchange(bench.config, mode, rows, n);
+          prepared =
+              gpus.exchange(bench.config, {way.mode, rows, n, way.by_hosts ? &hosts : nullptr});
         } catch (const AgreedError& error) {  // a GPU has no memory, or reaches that of none
           if (error.while_running) throw;
           if (group.rank() == 0)
-            o.warn(fmt::format("{} is not measured: {}", name_of(mode), error.what()));
+            o.warn(fmt::format("{} is not measured: {}", name_of(way.mode), error.what()));
           continue;
         }
         const RowFormats formats = prepared->formats;
-        Json row = measured_row(std::string("exchange ") + name_of(mode), std::move(*prepared));
+        Json row = measured_row(way.operation, std::move(*prepared));
         row["config"] = o.config;
         row["tokens"] = n;
         row["there"] = name_of(formats.there);

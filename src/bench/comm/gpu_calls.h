@@ -42,12 +42,19 @@ class GpuCalls {
   // All-to-all with `sizes` bytes, multiples of 4, to and from each rank, in the same way.
   // sizes: [ranks]
   virtual Prepared all_to_all(std::span<const int64_t> sizes) = 0;
-  // Rows of n_tokens tokens of each rank to the experts of a layer, dealt in turns, and sums back,
-  // with the model's shapes, random routing and sums of zeros. Experts round rows to BF16.
-  // kAllToAll is not recorded, so both calls enqueue it. `bytes` are those that this rank sends
-  // there and gets back, its own too. Throws AgreedError where the GPUs cannot.
-  virtual Prepared exchange(const ModelConfig& config, ExchangeMode mode, ExpertRows rows,
-                            int n_tokens) = 0;
+  // A way of the rows of n_tokens tokens of each rank.
+  struct RowsTravel {
+    ExchangeMode mode;
+    ExpertRows rows;
+    int n_tokens;
+    const HostLayout* hosts = nullptr;  // a row goes once to each host; null: once to each rank
+  };
+  // Rows to the experts of a layer, dealt in turns, and sums back, with the model's shapes, random
+  // routing and sums of zeros. Experts round rows to BF16. kAllToAll is not recorded, so both calls
+  // enqueue it. `bytes` are those that this rank sends there and gets back, its own too; with
+  // `hosts` they are those between hosts and those within, which others send on. Throws AgreedError
+  // where the GPUs cannot.
+  virtual Prepared exchange(const ModelConfig& config, const RowsTravel& travel) = 0;
 };
 
 // Connects the GPUs; the ranks have one each. Throws Error where NCCL is missing or cannot.
