@@ -262,6 +262,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   Command command = nullptr;
   CLI::App app{"tandem runs DeepSeek-R1/V3 and its family on your machine."};
   app.require_subcommand(1);
+  app.formatter(help_without_hidden());  // subcommands take it
   app.footer(
       "Examples:\n"
       "  tandem run -p \"What is 478 + 356?\"          the embedded model thinks and answers\n"

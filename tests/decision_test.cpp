@@ -9,8 +9,10 @@
 #include "loader/weights/pack_weights.h"
 #include "loader/weights/spare_experts.h"
 #include "model/checkpoint.h"
+#include "model/cost.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "tests/error_of.h"
+#include "tests/hybrid_placements.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -164,6 +166,32 @@ TEST_F(OnTheCpu, StepsAreBoundedByTheirContext) {
   const StepLimits limits = decide_with(bytes({})).limits;
   EXPECT_EQ(limits.max_tokens, 100);
   EXPECT_EQ(limits.max_logits, 100);
+}
+
+// A placement has memory for its steps: smaller ones are obeyed, and a larger one is not, with a
+// warning.
+TEST_F(OnTheCpu, StepsAreBoundedByThePlacement) {
+  Placement p;
+  p.backbone = stored_format(config_);
+  p.stages = {{0, config_.n_layers - 1, {kCpu}, 1}};
+  p.embedding_on_cpu = p.head_on_cpu = true;
+  p.kv_tokens = 64;
+  p.prefill_chunk_tokens = 17;
+  LayerExperts layers = {1, config_.n_layers - 1, {{{}, stored_expert_format(config_), {kCpu}}}};
+  for (int e = 0; e < config_.router.n_experts; ++e) layers.groups[0].experts.push_back(e);
+  p.layers = {layers};
+  const PlacementFile file(p);
+  options_.placement = file.path();
+  const auto most = [&](std::optional<int> asked) {
+    options_.step_tokens = asked;
+    return decide_with(int64_t{1} << 40).limits.max_tokens;
+  };
+  EXPECT_EQ(most({}), 17);
+  EXPECT_EQ(most(9), 9);
+  EXPECT_TRUE(warnings_.empty());
+  EXPECT_EQ(most(18), 17);
+  EXPECT_EQ(warnings_, (std::vector<std::string>{
+                           "steps of 18 tokens: the placement has memory for 17, which are used"}));
 }
 
 // What only a GPU can do, in the order in which it is refused.

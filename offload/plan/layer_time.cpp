@@ -309,7 +309,7 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   const double busier = std::max(1.0, shape_.replicas / e.n_owners);
   const RowBytes row = row_bytes(in_.config, p_.expert_rows);
   const bool by_hosts = gpu_backbone && e.to_far > 0 && of_first_host(stage) > 1;
-  const bool to_all_hosts = by_hosts && tokens <= kMaxRecordedTokens;
+  const bool to_all_hosts = by_hosts && shape_.tokens_per_replica <= kMaxRecordedTokens;
   // Sums travel as floats within each of several hosts, and wherever they are reduced.
   const auto row_bytes_of = [&](bool sums_as_floats) {
     const int64_t sum = sums_as_floats ? encoded_bytes(RowFormat::kF32, in_.config.dim) : row.back;

@@ -24,8 +24,8 @@ void require_sane(const ServeOptions& s) {
   require_sane(static_cast<const ListenOptions&>(s));
   require(s.max_batch >= 1 && s.max_batch <= kMaxStepTokens,
           "--max-batch {}: must be between 1 and {}", s.max_batch, kMaxStepTokens);
-  require(s.chunk >= 1 && s.chunk <= kMaxStepTokens, "--chunk {}: must be between 1 and {}",
-          s.chunk, kMaxStepTokens);
+  require(!s.chunk || (*s.chunk >= 1 && *s.chunk <= kMaxStepTokens),
+          "--chunk {}: must be between 1 and {}", s.chunk.value_or(0), kMaxStepTokens);
   require(s.kv_tokens >= 0, "--kv-tokens {}: must be 0 or more", s.kv_tokens);
   require(s.kv_fraction > 0 && s.kv_fraction < 1, "--kv-fraction {}: must be between 0 and 1",
           s.kv_fraction);
@@ -275,19 +275,18 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
       {"--backend", "there is one engine: leave it out"},
       {"--log-level", "warnings and errors are always printed: leave it out, or use --quiet"}};
   for (const auto& [name, advice] : others)
-    serve
-        .add_option_function<std::string>(name,
-                                          [name = name, advice = advice](const std::string& value) {
-                                            fail("{} {}: {}", name, value, advice);
-                                          })
-        ->group("");
+    hide(*serve.add_option_function<std::string>(
+        name, [name = name, advice = advice](const std::string& value) {
+          fail("{} {}: {}", name, value, advice);
+        }));
   // The second names are LMDeploy's.
   add_value(serve, "--max-batch,--max-batch-size", s.max_batch,
             "maximum number of sequences per step; others wait");
-  add_value(
-      serve, "--chunk,--max-prefill-token-num", s.chunk,
-      "tokens per step: one of every running answer, the rest from waiting prompts; a smaller "
-      "number gives steadier streams and slower prompts");
+  serve
+      .add_option("--chunk,--max-prefill-token-num", s.chunk,
+                  "tokens per step: one of every running answer, the rest from waiting prompts; a "
+                  "smaller number gives steadier streams and slower prompts")
+      ->default_str(std::to_string(kStepTokens));
   serve.add_option("--kv-tokens", s.kv_tokens,
                    "tokens of KV cache for all sequences; 0: as many as --kv-fraction allows");
   add_value(serve, "--kv-fraction,--cache-max-entry-count", s.kv_fraction,

@@ -72,7 +72,7 @@ struct ServeOptions : ListenOptions {
   std::string proxy_api_key;        // empty: api_key
   std::string proxy_ca;             // PEM file; empty: what this system trusts
   int max_batch = 256;              // concurrent sequences
-  int chunk = 512;                  // tokens per step
+  std::optional<int> chunk;         // tokens per step; nothing: as placed, or kStepTokens
   int64_t kv_tokens = 0;            // for all sequences; 0: set by kv_fraction
   double kv_fraction = 0.8;         // of the memory that is free after loading
   ServerRole role = ServerRole::kBoth;

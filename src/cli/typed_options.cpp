@@ -3,6 +3,26 @@
 #include "core/check.h"
 
 namespace tandem {
+namespace {
+
+constexpr const char* kHidden = "Hidden";  // a group of options
+
+class HelpWithoutHidden final : public CLI::Formatter {
+ public:
+  std::string make_group(std::string group, bool is_positional,
+                         std::vector<const CLI::Option*> options) const override {
+    if (group == kHidden) return "";
+    return Formatter::make_group(std::move(group), is_positional, std::move(options));
+  }
+};
+
+}  // namespace
+
+void hide(CLI::Option& option) { option.group(kHidden); }
+std::shared_ptr<CLI::FormatterBase> help_without_hidden() {
+  return std::make_shared<HelpWithoutHidden>();
+}
+
 void add_threads(CLI::App& command, int& value) {
   add_value(command, "--threads", value,
             "number of threads, one pinned to each core; 0: all cores");
@@ -118,24 +138,19 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
       {{"auto", 0}, {"1", 1}, {"2", 2}, {"3", 3}, {"4", 4}},
       "parts of a step of ranks with replicas, or with workers, of which one computes while the "
       "rows of others travel; auto: what is measured to be faster");
-  command
-      .add_flag_callback("--enable-microbatch",
-                         [&model] { model.micro_batches = 0; })  // LMDeploy's
-      ->group("");
+  hide(*command.add_flag_callback("--enable-microbatch",
+                                  [&model] { model.micro_batches = 0; }));  // LMDeploy's
   add_simulated_network(
       command, {model.simulated_hosts, model.simulated_delay, model.simulated_rate}, false);
   // What LMDeploy and SGLang say of one host is true here too.
   for (const auto& [name, of_one_host] : {std::pair("--nnodes", 1), std::pair("--node-rank", 0)})
-    command
-        .add_option_function<int>(name,
-                                  [name = name, of_one_host = of_one_host](int number) {
-                                    require(
-                                        number == of_one_host,
-                                        "{} {}: mpirun or srun starts the ranks of several hosts "
-                                        "(docs/scale_out.md): leave it out",
-                                        name, number);
-                                  })
-        ->group("");
+    hide(*command.add_option_function<int>(
+        name, [name = name, of_one_host = of_one_host](int number) {
+          require(number == of_one_host,
+                  "{} {}: mpirun or srun starts the ranks of several hosts "
+                  "(docs/scale_out.md): leave it out",
+                  name, number);
+        }));
 }
 
 void add_dispatch(CLI::App& command, ExpertDispatch& value) {
@@ -194,7 +209,7 @@ void add_simulated_network(CLI::App& command, SimulatedOptions values, bool show
                       "take ranks for those of several hosts, so many on each, a list")
           ->delimiter(',')};
   if (shown) return;
-  for (CLI::Option* const option : options) option->group("");
+  for (CLI::Option* const option : options) hide(*option);
 }
 
 void add_activations(CLI::App& command, bool& fp8, const std::string& help) {

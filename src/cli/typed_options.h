@@ -12,6 +12,11 @@
 
 namespace tandem {
 
+// Options that --help does not show: other programs' names, and what is for measurements. Errors
+// name them, as they do not with CLI11's own hidden options.
+void hide(CLI::Option& option);
+std::shared_ptr<CLI::FormatterBase> help_without_hidden();
+
 // An option of any type; --help shows the value that it has now as the default.
 template <class T>
 void add_value(CLI::App& command, const std::string& option, T& value, const std::string& help) {

@@ -177,9 +177,13 @@ DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedPa
 
 StepLimits step_limits(const ModelOptions& options, int64_t context,
                        const std::optional<ExecutedParts>& placed) {
-  const int chunk = placed ? placed->chunk_tokens : options.step_tokens;
+  const int most = placed ? placed->chunk_tokens : kMaxStepTokens;
+  const int chunk = options.step_tokens.value_or(placed ? most : kStepTokens);
+  if (chunk > most)
+    options.warn(fmt::format("steps of {} tokens: the placement has memory for {}, which are used",
+                             chunk, most));
   const int tokens =
-      static_cast<int>(std::min<int64_t>(chunk, std::max(context, options.max_kv_tokens)));
+      static_cast<int>(std::min<int64_t>({chunk, most, std::max(context, options.max_kv_tokens)}));
   return {tokens,
           std::min(tokens, std::max(options.max_logits,
                                     options.draft == DraftChoice::kOff ? 1 : 1 + kMaxDraftTokens))};

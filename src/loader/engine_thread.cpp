@@ -11,7 +11,8 @@ namespace tandem {
 ModelOptions for_many_sequences(ModelOptions options, const ModelConfig& config, int max_running,
                                 int64_t kv_tokens) {
   options.max_logits = std::max(max_running, kScoredTokens);
-  options.step_tokens = std::max(options.step_tokens, max_running);
+  if (options.step_tokens || options.placement.empty())
+    options.step_tokens = std::max(options.step_tokens.value_or(kStepTokens), max_running);
   if (options.context == 0) {
     options.context = default_context(config);
     if (!options.placement.empty())

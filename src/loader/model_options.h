@@ -100,7 +100,8 @@ struct ModelOptions {
   // host memory hold the rest (host_pages_for()).
   double kv_fraction = 0;
   int64_t max_kv_tokens = 0;
-  int step_tokens = kStepTokens;  // maximum tokens per step
+  // Maximum tokens per step, at most those of a placement; nothing: its own, or kStepTokens.
+  std::optional<int> step_tokens = {};
   int max_logits = 1;  // rows of logits per step, without those of drafts of one sequence
   DraftChoice draft = DraftChoice::kOff;
   int draft_tokens = 0;  // drafts of a sequence per step, at most kMaxDraftTokens; 0: the usual

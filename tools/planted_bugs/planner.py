@@ -189,7 +189,7 @@ MUTANTS = [
     ("simulation: a row crosses once for each expert", "offload/simulation/simulate.cpp", [("x.copies[rank][to] += part_of_row(rank, to, ranks);", "x.copies[rank][to] += 1;")]),
     ("planner: a row goes to a GPU once for each expert", "offload/plan/layer_time.cpp", [("(load.owner.is_cpu() ? cpu : near) += load.rows;\n      if (!load.owner.is_cpu()) e.gpus_a_token += uses(load.rows);", "(load.owner.is_cpu() ? cpu : near) += load.rows;\n      if (!load.owner.is_cpu()) e.gpus_a_token += load.rows / all * in_.config.router.n_active;")]),
     ("planner: rows that a far host's GPUs send on are free", "offload/plan/layer_time.cpp", [("      far_rows_of_host[load.owner.host] += load.rows;\n      if (!load.owner.is_cpu()) e.gpus_a_token += uses(load.rows);\n", "      far_rows_of_host[load.owner.host] += load.rows;\n")]),
-    ("planner: rows of recorded steps go where prompts go", "offload/plan/layer_time.cpp", [("by_hosts && tokens <= kMaxRecordedTokens", "false")]),
+    ("planner: rows of recorded steps go where prompts go", "offload/plan/layer_time.cpp", [("by_hosts && shape_.tokens_per_replica <= kMaxRecordedTokens", "false")]),
     ("planner: sums within several hosts are in BF16", "offload/plan/layer_time.cpp", [("row_bytes_of(by_hosts)", "row_bytes_of(false)")]),
     ("planner: hosts of one GPU gather in recorded steps", "offload/plan/layer_time.cpp", [("e.to_far > 0 && of_first_host(stage) > 1", "e.to_far > 0")]),
     ("planner: rows are always exact", "offload/plan/layer_time.cpp", [("row_bytes(in_.config, p_.expert_rows)", "row_bytes(in_.config, ExpertRows::kExact)")]),

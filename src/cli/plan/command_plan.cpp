@@ -131,6 +131,9 @@ int plan_command(const Options& o) {
       p.n_standbys,
       p.out.empty() ? p.placement : p.out,
       [&](const Placement& placement) { return why_not_executed(config, machine, placement); }};
+  require(!p.servers || p.n_standbys == 0,
+          "--standbys {}: no server of --servers has workers: leave one out", p.n_standbys);
+  require(!p.batch_table || config.router.n_experts > 0, "--batch-table: {} has no experts", model);
   const Plan plan = p.placement.empty() ? tandem::plan(request)
                                         : assess(request, placement_from_file(p.placement));
   const std::vector<Change> changes = possible_changes(request, plan);
@@ -143,7 +146,6 @@ int plan_command(const Options& o) {
   else
     text = plan_text(request, plan, changes);
   if (p.batch_table) {
-    require(config.router.n_experts > 0, "--batch-table: {} has no experts", model);
     const BatchTable table = batch_table({config, machine, plan.workload, routing}, plan.placement);
     if (o.json)
       report["batch_table"] = batch_table_report(table);
@@ -170,8 +172,6 @@ int plan_command(const Options& o) {
       text += "\n" + faults_text(run);
   }
   if (p.servers) {
-    require(p.n_standbys == 0, "--standbys {}: no server of --servers has workers: leave one out",
-            p.n_standbys);
     const ServerGoal goal = {.requests_per_second = p.requests_per_second,
                              .concurrency = p.concurrency,
                              .first_token_seconds = p.first_token_seconds,
