@@ -95,6 +95,29 @@ TEST(Simulate, ARowCrossesOnceToEachHost) {
   EXPECT_DOUBLE_EQ(simulate(c).layers[0].dispatch_end, 1 + 5);
 }
 
+// Both experts are on the first of two hosts of two ranks, so rows of its own tokens leave it only
+// where rows go to all hosts: to one rank of the other.
+TEST(Simulate, RowsOfDecodeGoToAllHosts) {
+  SimulatedCluster c;
+  c.n_ranks = 4;
+  c.n_experts = c.top_k = 2;
+  c.owners = {{0}, {1}};
+  c.host_of = {0, 0, 1, 1};
+  c.tokens_per_rank = 4;
+  c.link_bytes_per_second = 10;
+  c.dispatch_bytes = 5;   // 4 rows: 2 s
+  c.combine_bytes = 7.5;  // 3 s
+  const auto busy = [&] {
+    const Simulation s = simulate(c);
+    return s.link_share * s.seconds * c.n_ranks;
+  };
+  EXPECT_DOUBLE_EQ(busy(), 2 * (2 + 3));
+  c.to_all_hosts = true;
+  EXPECT_DOUBLE_EQ(busy(), 4 * (2 + 3));
+  c.host_of = {};
+  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "hosts of 0"));
+}
+
 // One rank has the tokens, two ranks have one expert each. As on CPUs, reading is added to
 // computing.
 TEST(Simulate, SeparateBackboneAndExperts) {
@@ -217,6 +240,26 @@ TEST(Simulate, AgreesWithThePredictionForEvenRouting) {
   c.n_layers = 4;
   EXPECT_NEAR(simulate(c).seconds / 4, plan.prediction.decode.moe.seconds,
               0.25 * plan.prediction.decode.moe.seconds);
+  EXPECT_FALSE(c.to_all_hosts);
+  const auto dim = planned.config.dim;
+  EXPECT_EQ(c.combine_bytes, 4. * dim);
+  // Steps that the GPUs of two hosts record.
+  w.concurrency = 256;
+  for (const ExpertRows rows : {ExpertRows::kExact, ExpertRows::kFp8}) {
+    w.expert_rows = rows;
+    const Planned few("r1", known_machine("16xh800"), w);
+    const Plan recorded = few.plan();
+    ASSERT_EQ(recorded.placement.stages[0].tp, 1);
+    c = cluster_of({few.config, few.machine, recorded.workload, few.routing}, recorded.placement,
+                   0);
+    EXPECT_TRUE(c.to_all_hosts);
+    EXPECT_EQ(c.combine_bytes, 4. * dim);
+    c.n_layers = 4;
+    EXPECT_NEAR(simulate(c).seconds / 4, recorded.prediction.decode.moe.seconds,
+                0.25 * recorded.prediction.decode.moe.seconds)
+        << name_of(rows);
+  }
+  w.expert_rows = ExpertRows::kExact;
   // Separate roles: experts on the CPUs of 32 hosts, each with a backbone on its GPU.
   w.concurrency = 256;
   const Planned home("r1", known_machine("home-32x4090"), w);

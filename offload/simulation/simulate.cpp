@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <queue>
 #include <random>
+#include <set>
 
 #include "core/check.h"
 #include "model/cost.h"
@@ -40,7 +42,7 @@ void require_sound(const SimulatedCluster& c) {
     return x.empty() || static_cast<int>(x.size()) == c.n_ranks;
   };
   require(c.n_backbone_ranks >= 0 && c.n_backbone_ranks <= c.n_ranks && is_of_ranks(c.link_of) &&
-              is_of_ranks(c.host_of),
+              is_of_ranks(c.host_of) && (!c.to_all_hosts || !c.host_of.empty()),
           "a simulation of {} ranks with {} backbones, links of {} and hosts of {}", c.n_ranks,
           c.n_backbone_ranks, c.link_of.size(), c.host_of.size());
   require(c.link_bytes_per_second > 0 && c.skew >= 0 && c.skew <= 10,
@@ -108,6 +110,7 @@ class Router {
           ranks.push_back(owners_[e][least]);
         }
         for (const int to : ranks) x.copies[rank][to] += part_of_row(rank, to, ranks);
+        if (c_.to_all_hosts) add_to_other_hosts(rank, ranks, x.copies[rank]);
       }
     for (int e = 0; e < c_.n_experts; ++e)
       for (size_t o = 0; o < rows[e].size(); ++o)
@@ -125,6 +128,19 @@ class Router {
       return near ? rank == to : host_of[rank] == host_of[to];
     };
     return 1. / static_cast<double>(std::count_if(ranks.begin(), ranks.end(), together));
+  }
+  // The row of a rank to the hosts that have none of its experts.
+  void add_to_other_hosts(int from, const std::vector<int>& ranks,
+                          std::vector<double>& copies) const {
+    std::set<int> there = {c_.host_of[from]};
+    for (const int rank : ranks) there.insert(c_.host_of[rank]);
+    for (int to = 0; to < c_.n_ranks; ++to)
+      if (number_in_host(to) == number_in_host(from) && !there.contains(c_.host_of[to]))
+        copies[to] += 1;
+  }
+  int number_in_host(int rank) const {
+    return static_cast<int>(
+        std::count(c_.host_of.begin(), c_.host_of.begin() + rank, c_.host_of[rank]));
   }
   double seconds_of_expert(int rows) const {
     const double computing = rows * c_.expert_seconds_per_row;
@@ -330,6 +346,15 @@ bool suits(const Placement& p) {
   return ranks.size() > 1 && !ranks[0].is_cpu() && (on_gpus || (on_cpus && several_hosts));
 }
 
+// Whether all hosts have as many of the ranks, and more than one.
+bool has_several_each(const std::vector<DeviceId>& ranks) {
+  std::map<int, int> of_hosts;
+  for (const DeviceId d : ranks) ++of_hosts[d.host];
+  const int n = of_hosts.begin()->second;
+  return n > 1 && std::all_of(of_hosts.begin(), of_hosts.end(),
+                              [&](const auto& host) { return host.second == n; });
+}
+
 }  // namespace
 
 SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew) {
@@ -391,7 +416,10 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
     for (const DeviceId d : ranks) c.host_of.push_back(d.host);
     c.near_bytes_per_second = in.machine.host(ranks[0].host).gpu_link.bytes_per_second;
   }
-  const RowBytes bytes = row_bytes(in.config, p.expert_rows);
+  RowBytes bytes = row_bytes(in.config, p.expert_rows);
+  c.to_all_hosts = !one_host && !owner.is_cpu() && c.tokens_per_rank <= kMaxRecordedTokens &&
+                   has_several_each(ranks);
+  if (c.to_all_hosts) bytes.back = encoded_bytes(RowFormat::kF32, in.config.dim);
   c.dispatch_bytes = static_cast<double>(bytes.there);
   c.combine_bytes = static_cast<double>(bytes.back);
   return c;

@@ -42,6 +42,9 @@ struct SimulatedCluster {
   // is sent once to each rank.
   std::vector<int> host_of = {};
   double near_bytes_per_second = 0;
+  // A token's row crosses to each other host also where it has none of its experts, to the rank
+  // there with its rank's number, as in decode steps of GPUs. Hosts have as many ranks each.
+  bool to_all_hosts = false;
 };
 
 // Times at which the last rank finished each part of a layer (of its last micro-batch).
