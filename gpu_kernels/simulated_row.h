@@ -3,16 +3,16 @@
 #pragma once
 #include <cstdint>
 
+#include "core/split_mix.h"
+
 namespace tandem {
 
 // token: its number in the step, among the tokens of all replicas. position: in its sequence.
 // `varies`: the row follows from a hash of both, so that steps differ; else tokens take turns.
 constexpr int64_t simulated_row(int64_t token, int32_t position, int64_t n_rows, bool varies) {
   if (!varies) return token % n_rows;
-  uint64_t h = static_cast<uint64_t>(token) << 32 ^ static_cast<uint32_t>(position);
-  h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;  // the finalizer of SplitMix64
-  h = (h ^ h >> 27) * 0x94d049bb133111ebu;
-  h ^= h >> 31;
+  const uint64_t h =
+      split_mix(static_cast<uint64_t>(token) << 32 ^ static_cast<uint32_t>(position));
   return static_cast<int64_t>(h % static_cast<uint64_t>(n_rows));
 }
 

@@ -100,12 +100,9 @@ std::string ExchangedExperts::modes() const {
   const ExchangeLane& lane = *lanes_[0];
   const ExchangeChoice prompts = lane.prompts().choice;
   const ExchangeChoice decode = lane.decode().exchange ? lane.decode().choice : prompts;
-  const auto formats = [&](ExchangeChoice choice) {
-    return choice.mode == ExchangeMode::kGather ? RowFormats{p_.formats.there, RowFormat::kF32}
-                                                : p_.formats;
-  };
-  return fmt::format("prompts by {}, decode by {}{}", name_of(prompts), name_of(decode),
-                     said_of(formats(prompts), formats(decode)));
+  return fmt::format(
+      "prompts by {}, decode by {}{}", name_of(prompts), name_of(decode),
+      said_of(formats_by(prompts.mode, p_.formats), formats_by(decode.mode, p_.formats)));
 }
 
 std::string ExchangedExperts::name_of(ExchangeChoice choice) const {
@@ -124,14 +121,13 @@ ExchangeWay ExchangedExperts::way_for(const HostGroups& groups, int max_tokens,
                                       std::optional<ExchangeChoice> asked,
                                       std::optional<bool> by_host) {
   const auto make = [&](ExchangeChoice choice) {
-    return make_exchange(
-        choice.mode, groups, p_.owners, p_.kernels,
-        {.dim = static_cast<int>(p_.config.dim),
-         .n_active = p_.config.router.n_active,
-         .max_tokens = max_tokens,
-         .there = p_.formats.there,
-         .back = choice.mode == ExchangeMode::kGather ? RowFormat::kF32 : p_.formats.back,
-         .once_to_each_host = choice.once_to_each_host});
+    return make_exchange(choice.mode, groups, p_.owners, p_.kernels,
+                         {.dim = static_cast<int>(p_.config.dim),
+                          .n_active = p_.config.router.n_active,
+                          .max_tokens = max_tokens,
+                          .there = p_.formats.there,
+                          .back = formats_by(choice.mode, p_.formats).back,
+                          .once_to_each_host = choice.once_to_each_host});
   };
   if (asked) return {*asked, make(*asked)};
   std::vector<ExchangeChoice> choices;

@@ -34,6 +34,13 @@ constexpr const char* name_of(ExchangeMode mode) {
   return kNames[static_cast<int>(mode)];
 }
 
+// The formats in which rows and sums travel between CPUs where `formats` are asked for: gather
+// reduces sums, as floats.
+constexpr RowFormats formats_by(ExchangeMode mode, RowFormats formats) {
+  if (mode == ExchangeMode::kGather) formats.back = RowFormat::kF32;
+  return formats;
+}
+
 // What is said of the formats of prompts and decode behind the names of the modes: ", rows in FP8,
 // sums in BF16"; empty where rows and sums travel exactly.
 std::string said_of(RowFormats prompts, RowFormats decode);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "core/split_mix.h"
 #include "io/json.h"
 #include "model/simulated_choices.h"
 #include "offload/plan/workload.h"
@@ -23,10 +24,7 @@ class Random {
   explicit Random(int layer) : state_(static_cast<uint64_t>(layer)) {}
   // In [0, n).
   int64_t below(int64_t n) {
-    uint64_t h = state_ += 0x9e3779b97f4a7c15u;  // SplitMix64
-    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
-    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
-    return static_cast<int64_t>((h ^ h >> 31) % static_cast<uint64_t>(n));
+    return static_cast<int64_t>(split_mix(state_ += kSplitMixStep) % static_cast<uint64_t>(n));
   }
   // Moves n randomly chosen elements to the front.
   void draw(std::span<int32_t> from, int64_t n) {

@@ -5,17 +5,12 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/split_mix.h"
 
 namespace tandem {
 namespace {
 
-// SplitMix64 (Steele et al. 2014): a good hash of a counter.
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
+uint64_t mix(uint64_t x) { return split_mix(x + kSplitMixStep); }
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 

@@ -74,13 +74,13 @@ class CudaExchange {
 std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
                                                  const CudaExchange::Parts& parts, Group& group,
                                                  int64_t max_rows);
-// The formats in which rows and sums travel, with and without Parts::hosts, where `formats` are
-// asked for: gather sends sums, and rows that are not FP8, as floats. Between hosts kLowLatency has
-// its sums reduced too.
+// The same between GPUs, with and without Parts::hosts: gather sends rows that are not FP8 as
+// floats too. Between hosts kLowLatency has its sums reduced.
 constexpr RowFormats formats_by(ExchangeMode mode, bool by_hosts, RowFormats formats) {
   if (mode == ExchangeMode::kLowLatency && by_hosts) return {formats.there, RowFormat::kF32};
-  if (mode != ExchangeMode::kGather) return formats;
-  return {formats.there == RowFormat::kFp8 ? RowFormat::kFp8 : RowFormat::kF32, RowFormat::kF32};
+  if (mode == ExchangeMode::kGather && formats.there != RowFormat::kFp8)
+    formats.there = RowFormat::kF32;
+  return formats_by(mode, formats);
 }
 // Steps with kAllToAll cannot be recorded, because the host learns the numbers of rows in each
 // layer.

@@ -118,8 +118,8 @@ struct Way {
   RowFormat there;
   bool to_each_rank = false;  // though they could cross once to each host
   RowFormat back() const {
-    return there == RowFormat::kF32 || mode == ExchangeMode::kGather ? RowFormat::kF32
-                                                                     : RowFormat::kBf16;
+    return formats_by(mode, {there, there == RowFormat::kF32 ? RowFormat::kF32 : RowFormat::kBf16})
+        .back;
   }
 };
 
