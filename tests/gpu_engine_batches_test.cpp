@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "gpu_kernels/runtime.h"
+#include "ops/cuda_batch.h"
 #include "tests/changing_batches.h"
 #include "tests/check_close.h"
 #include "tests/whole_models.h"
@@ -26,6 +27,29 @@ ModelOptions golden_on(DeviceChoice device, const std::string& family,
           .context = 1024,
           .max_logits = 16,
           .attention = form};
+}
+
+// Lists of a micro-batch are parts of the step's, and each is found where its own numbers are.
+TEST(CudaBatch, FindsTheListsOfAPartOfTheBatch) {
+  const std::vector<int32_t> tokens = {7, 8, 9, 10}, positions = {3, 40, 5, 6}, rows = {0, 1, 3},
+                             hidden = {2, 1, 0, 3}, pages = {4, 2};
+  const std::vector<Sequence> sequences = {{0, 1, 4, pages}, {1, 1, 41, pages}, {2, 2, 7, pages}};
+  gpu::Stream stream;
+  CudaBatch on_gpu(8, 2);
+  on_gpu.upload({.tokens = tokens,
+                 .positions = positions,
+                 .sequences = sequences,
+                 .logit_rows = rows,
+                 .hidden_rows = hidden},
+                stream);
+  for (const auto* const list : {&tokens, &positions, &rows, &hidden})
+    for (size_t first = 0; first < list->size(); ++first) {
+      const std::span<const int32_t> part = std::span(*list).subspan(first);
+      std::vector<int32_t> got(part.size());
+      stream.copy(on_gpu.on_gpu(part), std::ssize(got) * 4, got.data());
+      stream.wait();
+      EXPECT_TRUE(std::ranges::equal(got, part)) << "from " << part[0];
+    }
 }
 
 TEST(GpuEngineBatches, AHundredStepsGiveTheCpusTokens) {

@@ -480,6 +480,8 @@ TEST(LayerTime, ARowCrossesOnceToEachHost) {
   // Rows of recorded steps go to all hosts, and their sums come as floats.
   expect(exchange(gpus, slow, 32), 7e-6, 2 * 32, exact, 1e9);
   expect(exchange(gpus, fast, 32), 7e-6, 2 * 32, fp8_to_floats, 1e9);
+  // Hosts of one GPU each have no second level.
+  expect(exchange({{0, 0}, {1, 0}}, fast, 32), 7e-6, 32 * crosses, fp8, 1e9);
   m.gpu_link.bytes_per_second = 0.5e9;
   for (const double n : {32., 33.}) {
     expect(exchange(gpus, slow, n), 5e-6, 3 * n * to_gpu, exact, 0.5e9);
