@@ -200,7 +200,11 @@ void expect_products(const NamedTable& table, const QuantView& w, Shape shape, s
   const auto type = activation_for(t, w.q.dtype);
   std::vector<float> x(m * k), scales(m), out(m * n, std::nanf(""));
   std::normal_distribution<float> normal;
-  for (float& v : x) v = number_of_x.value_or(normal(random));
+  // Rows have scales of their own, and are taken from the last to the first.
+  for (int i = 0; i < m * k; ++i)
+    x[i] = number_of_x.value_or(static_cast<float>(1 + i / k) * normal(random));
+  std::vector<int32_t> order(m);
+  for (int i = 0; i < m; ++i) order[i] = m - 1 - i;
   Buffer room(int64_t{m} * k * 2);
   cpu::Activations rows{x.data(), k * 4, type};
   std::vector<double> seen(x.begin(), x.end());
@@ -218,9 +222,10 @@ void expect_products(const NamedTable& table, const QuantView& w, Shape shape, s
     ASSERT_NEAR(seen[i], x[i], 0.5001 * scales[i / k]);
   }
 
+  rows.rows = order.data();
   t.gemm({rows, kernel_weight(w), kSkip, out.data(), n, m, n, k});
   std::vector<double> want, bound;
-  for (int i = 0; i < m; ++i) {
+  for (const int i : order) {
     for (int j = 0; j < n; ++j) {
       double sum = 0, magnitude = 0;
       for (int c = 0; c < k; ++c) {
