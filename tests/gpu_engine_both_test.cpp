@@ -108,6 +108,8 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
     const std::array<Sequence, 2> two = {};
     EXPECT_EQ(prefers(two), micro_batches_from == 2);
     EXPECT_FALSE(prefers(std::span(two).first(1)));
+    const Batch prompts = {.tokens = {}, .positions = {}, .sequences = two, .logit_rows = {}};
+    EXPECT_EQ(recorded.experts().micro_batches(std::span(&prompts, 1), false), 1);
     Conversations a(recorded.model(), recorded.cache(), 3, kSequences);
     Conversations b(eager.model(), eager.cache(), 3, kSequences);
     const std::set<size_t> sizes = expect_same_steps(a, b, kSequences, n_steps, 5);
