@@ -151,7 +151,7 @@ MUTANTS = [
     ("GPU gather of FP8: rows travel as floats", "offload/gpu/exchange/cuda_gather.cpp", [("config.router.n_active, formats.there}", "config.router.n_active, RowFormat::kF32}")]),
     ("GPU all-to-all in BF16: sums leave as floats", "offload/gpu/exchange/cuda_all_to_all.cpp", [("      answers = out;\n", "")]),
     ("GPU all-to-all in BF16: micro-batches encode to one place", "offload/gpu/exchange/cuda_all_to_all.cpp", [("encoded_.as<std::byte>() + lane.first * n_ranks_ * parcels_.answer_bytes();", "encoded_.as<std::byte>() + 0 * lane.first * n_ranks_ * parcels_.answer_bytes();")]),
-    ("rows in FP8: sums come back as floats", "offload/ranks/exchanged_experts.cpp", [(": p_.formats.back,", ": RowFormat::kF32,")]),
+    ("rows in FP8: sums come back as floats", "offload/ranks/exchanged_experts.cpp", [("formats_by(choice.mode, p_.formats).back,", "RowFormat::kF32,")]),
     ("rows in FP8: those that stay are not rounded", "offload/ranks/rank_rows.cpp", [("    compute_here(encoded, lists);\n", "    const int64_t first = n_rows_;\n    compute_here(encoded, lists);\n    for (int64_t r = first; source.x && r < n_rows_; ++r) std::memcpy(x_row(r), source.x, 4 * shape_.dim);\n")]),
     ("GPU all-to-all: the host does not wait for numbers", "offload/gpu/exchange/cuda_all_to_all.cpp", [("    there_[lane.number].wait();\n", "")]),
     ("GPU all-to-all: sums leave before they are computed", "offload/gpu/exchange/cuda_all_to_all.cpp", [("    p_.network.wait_for(ready_);\n    const Numbers& n", "    const Numbers& n")]),
