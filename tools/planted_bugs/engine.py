@@ -35,7 +35,7 @@ TESTS_OF = {
     "src/scheduling/token_constraint": ["engine_test"],
     "src/loader/decision": ["decision_test", "rank_replicas_test", "gpu_engine_fallback_test", "gpu_engine_test", "gpu_hybrid_workers_test", "worker_model_test", "worker_ranks_test", "gpu_hybrid_rank_workers_test"],
     "src/loader/dense_choice": ["dense_products_test"],
-    "src/loader/engine_thread": ["gpu_engine_api_test", "gpu_cli_test.py"],
+    "src/loader/engine_thread": ["engine_thread_test", "gpu_engine_api_test", "gpu_cli_test.py"],
     "src/loader/expert_workers": ["worker_mtp_test", "worker_model_test", "worker_ranks_test", "gpu_hybrid_gpu_workers_test"],
     "src/loader/weights/load_weights": ["load_weights_test"],
     "src/loader/loaded_experts": ["worker_mtp_test", "worker_model_test", "gpu_hybrid_served_test"],
