@@ -150,7 +150,8 @@ class ExpertServer::Peer final : public MessageSink {
         return take_setup();
       default:
         if (header.kind == MessageKind::kLoad)
-          server_.loads_->ask(slot_, load_from(load_, load_.size()));
+          server_.loads_->ask(
+              slot_, load_from(load_, server_.loads_->experts().size(), server_.n_experts_));
         else
           take_request(header);
     }
@@ -176,7 +177,8 @@ class ExpertServer::Peer final : public MessageSink {
       held.body = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
       held.answer = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
     }
-    if (server_.loads_->is_standby()) load_.resize(server_.loads_->experts().size());
+    if (server_.loads_->is_standby())
+      load_.resize(server_.loads_->experts().size() * server_.n_experts_);
     stage_ = Stage::kServing;
     slot_ = static_cast<int>(std::find(server_.slots_.begin(), server_.slots_.end(), nullptr) -
                              server_.slots_.begin());
@@ -232,7 +234,7 @@ class ExpertServer::Peer final : public MessageSink {
   std::vector<std::byte> path_, path_answer_;  // that were received and sent
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
-  std::vector<std::byte> load_;         // [n_experts] what it asks for; empty: it may not
+  std::vector<std::byte> load_;         // [layers, n_experts] what it asks for; empty: it may not
   std::vector<std::byte> load_answer_;  // that is sent
   std::array<Held, kMostRequests> held_;
   int first_ = 0;         // of held_, with the first queued request
@@ -268,6 +270,7 @@ void ExpertServer::run(const ServedExperts& served) {
   welcome_ = served.welcome;
   welcome_bytes_ = bytes_of(welcome_);
   loads_.emplace(welcome_.experts, served.loader);
+  n_experts_ = c.router.n_experts;
   shape_ = {.n_active = c.router.n_active,
             .dim = static_cast<int32_t>(c.dim),
             .max_rows = served.welcome.max_rows};

@@ -110,6 +110,7 @@ class ExpertServer {
   std::vector<std::byte> welcome_bytes_;
   std::optional<StandbyLoads> loads_;
   RequestShape shape_{};
+  int n_experts_ = 0;              // of a layer
   std::vector<bool> has_experts_;  // [layers]
   std::vector<std::unique_ptr<Peer>> peers_;
   std::array<Peer*, kMostPeers> slots_{};  // the served ones, by their number in batcher_

@@ -9,19 +9,16 @@
 namespace tandem {
 namespace {
 
-bool any(const std::vector<bool>& experts) {
-  return std::find(experts.begin(), experts.end(), true) != experts.end();
-}
-
-bool have_one_in_common(const std::vector<bool>& a, const std::vector<bool>& b) {
-  for (size_t e = 0; e < a.size(); ++e)
-    if (a[e] && b[e]) return true;
+bool have_one_in_common(const ExpertsOfLayers& a, const ExpertsOfLayers& b) {
+  for (size_t l = 0; l < a.size(); ++l)
+    for (size_t e = 0; e < a[l].size(); ++e)
+      if (a[l][e] && b[l][e]) return true;
   return false;
 }
 
 }  // namespace
 
-void StandbyLoads::ask(int peer, std::vector<bool> experts) {
+void StandbyLoads::ask(int peer, ExpertsOfLayers experts) {
   require_protocol(loader_ != nullptr, "this worker loads no experts");
   require_protocol(!answer(peer), "experts are asked for while others are loaded");
   asked_.push_back({peer, std::move(experts), {}});
@@ -34,7 +31,7 @@ void StandbyLoads::left(int peer) {
 void StandbyLoads::begin_next() {
   if (!loading_.empty()) return;
   const auto first = std::find_if(asked_.begin(), asked_.end(), [&](const Asked& asked) {
-    return asked.refusal.empty() && any(missing(asked));
+    return asked.refusal.empty() && has_any(missing(asked));
   });
   if (first == asked_.end()) return;
   loading_ = missing(*first);
@@ -48,8 +45,8 @@ bool StandbyLoads::has_ended() const {
 // Who wanted some of what was not loaded is refused.
 std::string StandbyLoads::finish() {
   check(has_ended(), "a load that has ended");
-  const std::vector<bool> ended = std::exchange(loading_, {});
-  const std::string text = text_of_experts(listed(ended));
+  const ExpertsOfLayers ended = std::exchange(loading_, {});
+  const std::string text = text_of_layers(ended);
   try {
     loader_->finish();
   } catch (const Error& error) {
@@ -57,8 +54,9 @@ std::string StandbyLoads::finish() {
       if (have_one_in_common(asked.experts, ended)) asked.refusal = error.what();
     return fmt::format("experts {} are not loaded: {}", text, error.what());
   }
-  for (size_t e = 0; e < ended.size(); ++e)
-    if (ended[e]) experts_[e] = true;
+  for (size_t l = 0; l < ended.size(); ++l)
+    for (size_t e = 0; e < ended[l].size(); ++e)
+      if (ended[l][e]) experts_[l][e] = true;
   return fmt::format("experts {} are loaded", text);
 }
 
@@ -72,7 +70,7 @@ std::optional<LoadAnswer> StandbyLoads::answer(int peer) const {
   if (!asked->refusal.empty()) {
     answer.state = LoadAnswer::State::kRefused;
     answer.why = asked->refusal;
-  } else if (!any(missing(*asked))) {
+  } else if (!has_any(missing(*asked))) {
     answer.state = LoadAnswer::State::kLoaded;
   } else if (!loading_.empty()) {
     const ExpertLoader::Progress progress = loader_->progress();
@@ -82,10 +80,11 @@ std::optional<LoadAnswer> StandbyLoads::answer(int peer) const {
   return answer;
 }
 
-std::vector<bool> StandbyLoads::missing(const Asked& asked) const {
-  std::vector<bool> missing = asked.experts;
-  for (size_t e = 0; e < missing.size(); ++e)
-    if (experts_[e]) missing[e] = false;
+ExpertsOfLayers StandbyLoads::missing(const Asked& asked) const {
+  ExpertsOfLayers missing = asked.experts;
+  for (size_t l = 0; l < missing.size(); ++l)
+    for (size_t e = 0; e < missing[l].size(); ++e)
+      if (experts_[l][e]) missing[l][e] = false;
   return missing;
 }
 

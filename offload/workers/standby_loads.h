@@ -12,15 +12,15 @@ namespace tandem {
 
 class StandbyLoads {
  public:
-  // A worker that has `experts` [n_experts]. `loader` outlives the object; null: it is no standby.
-  StandbyLoads(std::vector<bool> experts, ExpertLoader* loader)
+  // A worker that has these experts. `loader` outlives the object; null: it is no standby.
+  StandbyLoads(ExpertsOfLayers experts, ExpertLoader* loader)
       : experts_(std::move(experts)), loader_(loader) {}
 
   bool is_standby() const { return loader_ != nullptr; }
-  const std::vector<bool>& experts() const { return experts_; }  // that are computed
+  const ExpertsOfLayers& experts() const { return experts_; }  // that are computed
 
   // Backbone `peer` wants these experts. Throws ProtocolError while it waits for others.
-  void ask(int peer, std::vector<bool> experts);
+  void ask(int peer, ExpertsOfLayers experts);
   void left(int peer);
   // Begins what was asked first, unless a load is under way.
   void begin_next();
@@ -36,15 +36,15 @@ class StandbyLoads {
  private:
   struct Asked {
     int peer;
-    std::vector<bool> experts;
+    ExpertsOfLayers experts;
     std::string refusal;  // empty: it is not refused
   };
-  std::vector<bool> missing(const Asked& asked) const;
+  ExpertsOfLayers missing(const Asked& asked) const;
 
-  std::vector<bool> experts_;
+  ExpertsOfLayers experts_;
   ExpertLoader* const loader_;
-  std::vector<Asked> asked_;   // in the order in which they came
-  std::vector<bool> loading_;  // [n_experts]; empty: no load is under way
+  std::vector<Asked> asked_;  // in the order in which they came
+  ExpertsOfLayers loading_;   // empty: no load is under way
 };
 
 }  // namespace tandem

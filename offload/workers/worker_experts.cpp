@@ -217,7 +217,7 @@ void WorkerExperts::send_waiting() {
         if (worker < 0) break;
         if (part.n_lost >= kMostLost)
           fail(fmt::format("a request for experts {} has ended {} times: {}",
-                           text_of_experts(part.shard->experts), part.n_lost, owners_of(part)));
+                           text_of_shard(*part.shard), part.n_lost, owners_of(part)));
         send(work, part, worker);
       }
   }
@@ -305,7 +305,7 @@ void WorkerExperts::require_patience(const ShardPart& part) {
   since = std::max(since, workers_.got_on(*part.shard));
   if (Clock::now() - since < p_.patience) return;
   fail(fmt::format("experts {} have had no worker for {:g} s: {}{}: start one of them again",
-                   text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part),
+                   text_of_shard(*part.shard), p_.patience.count(), owners_of(part),
                    workers_.text_of_standbys(*part.shard)));
 }
 
@@ -318,7 +318,7 @@ void WorkerExperts::require_time_left(const Work& work, Clock::time_point begin)
       fmt::format("experts {} were not computed within {:g} s, and other ranks wait no longer: "
                   "{}{}: give a larger "
                   "--worker-patience",
-                  text_of_experts(part->shard->experts), p_.longest_wait.count(), owners_of(*part),
+                  text_of_shard(*part->shard), p_.longest_wait.count(), owners_of(*part),
                   workers_.text_of_standbys(*part->shard)));
 }
 

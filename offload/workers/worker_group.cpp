@@ -91,9 +91,12 @@ std::vector<int> WorkerGroup::experts_of_no_other(const WorkerLink& link) const 
       return other != &link && other->is_known() && other->is_up() &&
              owns(other->welcome(), p_.needs, s);
     });
-    if (!has_other) experts.insert(experts.end(), shard.experts.begin(), shard.experts.end());
+    if (has_other) continue;
+    const std::vector<int> of_shard = in_any_layer(shard);
+    experts.insert(experts.end(), of_shard.begin(), of_shard.end());
   }
   std::sort(experts.begin(), experts.end());
+  experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
   return experts;
 }
 
@@ -113,19 +116,18 @@ void WorkerGroup::ask_standbys() {
     StandbyState& state = states.emplace_back();
     state.takes_orders = standby->is_up() && !load.is_under_way;
     for (size_t s = 0; s < shards_.size(); ++s) {
-      const int first = p_.needs.shards[s].experts.front();
-      state.loads.push_back(load.is_under_way && load.experts[first]);
+      const Shard& shard = p_.needs.shards[s];
+      state.loads.push_back(load.is_under_way && has_one_of(load.experts, shard));
       state.may_load.push_back(may_own(standby->welcome(), p_.needs, s) &&
-                               !owns(standby->welcome(), p_.needs, s) && !load.refused[first]);
+                               !owns(standby->welcome(), p_.needs, s) &&
+                               !has_one_of(load.refused, shard));
     }
   }
   for (const auto& [shard, standby] : standby_orders(lost, states)) {
-    const std::vector<int>& experts = p_.needs.shards[shard].experts;
-    std::vector<bool> wanted(p_.needs.model.experts.size());
-    for (const int expert : experts) wanted[expert] = true;
+    const Shard& of = p_.needs.shards[shard];
     p_.warn(fmt::format("experts {} have no worker that is up: the standby {} loads them",
-                        text_of_experts(experts), standbys[standby]->address()));
-    standbys[standby]->ask_to_load(wanted);
+                        text_of_shard(of), standbys[standby]->address()));
+    standbys[standby]->ask_to_load(of);
   }
 }
 
@@ -149,8 +151,7 @@ Clock::time_point WorkerGroup::got_on(const Shard& shard) const {
   Clock::time_point latest{};
   for (const WorkerLink* const link : present()) {
     const WorkerLink::Load load = link->load();
-    if (!load.experts.empty() && load.experts[shard.experts.front()])
-      latest = std::max(latest, load.got_on);
+    if (has_one_of(load.experts, shard)) latest = std::max(latest, load.got_on);
   }
   return latest;
 }
@@ -160,8 +161,7 @@ std::string WorkerGroup::text_of_standbys(const Shard& shard) const {
   std::string text;
   for (const WorkerLink* const link : present()) {
     const WorkerLink::Load load = link->load();
-    const int first = shard.experts.front();
-    if (load.experts.empty() || !load.experts[first] || link->welcome().experts[first]) continue;
+    if (!has_one_of(load.experts, shard) || has_one_of(link->welcome().experts, shard)) continue;
     text += fmt::format(", standby {} ({})", link->address(),
                         !load.why.empty() ? load.why
                         : link->is_up()   ? "it loads them"

@@ -160,19 +160,16 @@ void WorkerLink::connect(bool uses_path) {
 // A standby that was started again has lost what it had loaded, and loads it before it is up.
 void WorkerLink::connected(const WorkerWelcome& welcome,
                            std::unique_ptr<MessageConnection> connection, bool uses_path) {
-  std::vector<bool> lacking;
+  ExpertsOfLayers lacking;
   {
     const std::lock_guard lock(mutex_);
     if (!is_known_) expected_ = welcome;
-    lacking = expected_.experts;
-    for (size_t e = 0; e < lacking.size(); ++e) {
-      if (welcome.experts[e]) lacking[e] = false;
-      expected_.experts[e] = expected_.experts[e] || welcome.experts[e];
-    }
-    load_.refused.assign(lacking.size(), false);
+    lacking = layers_without(expected_.experts, welcome.experts);
+    add_layers(welcome.experts, expected_.experts);
+    load_.refused.clear();
     load_.why.clear();
   }
-  const bool has_all = std::find(lacking.begin(), lacking.end(), true) == lacking.end();
+  const bool has_all = !has_any(lacking);
   is_standby_ = welcome.is_standby;
   has_grown_ = is_known_.exchange(true) && is_standby_;
   {
@@ -184,7 +181,7 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
   }
   if (!has_all) {
     const std::lock_guard lock(mutex_);
-    why_down_ = fmt::format("it loads experts {} again", text_of_experts(listed(lacking)));
+    why_down_ = fmt::format("it loads experts {} again", text_of_layers(lacking));
     return order(lacking);
   }
   changed_->wake();
@@ -194,7 +191,7 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
 void WorkerLink::require_expected(const WorkerWelcome& welcome) const {
   if (!is_known_) return require_fits_(welcome);
   WorkerWelcome same = welcome;
-  if (is_standby_ && same.experts.size() == expected_.experts.size())
+  if (is_standby_ && has_model(same, expected_) && same.n_layers == expected_.n_layers)
     same.experts = expected_.experts;
   // How many experts fit a GPU depends on what else is in its memory.
   const std::vector<bool> on_gpu = std::exchange(same.on_gpu, expected_.on_gpu);
@@ -260,15 +257,17 @@ WorkerLink::Load WorkerLink::load() const {
   return load_;
 }
 
-void WorkerLink::ask_to_load(const std::vector<bool>& experts) {
+void WorkerLink::ask_to_load(const Shard& shard) {
   const std::lock_guard lock(mutex_);
-  if (is_up() && !load_.is_under_way) order(experts);
+  if (is_up() && !load_.is_under_way)
+    order(
+        experts_of_shard(shard, expected_.n_layers, static_cast<int>(expected_.experts[0].size())));
 }
 
 // With the mutex.
-void WorkerLink::order(const std::vector<bool>& experts) {
+void WorkerLink::order(ExpertsOfLayers experts) {
   load_.is_under_way = is_ordered_ = true;
-  load_.experts = experts;
+  load_.experts = std::move(experts);
   load_.why.clear();
   load_.answer = {};
   load_.got_on = Clock::now();
@@ -298,11 +297,10 @@ void WorkerLink::load_answered() {
     load_.is_under_way = false;
     load_.why = answer.why;
     const bool is_loaded = answer.state == LoadAnswer::State::kLoaded;
-    std::vector<bool>& experts = is_loaded ? expected_.experts : load_.refused;
-    for (size_t e = 0; e < experts.size(); ++e) experts[e] = experts[e] || load_.experts[e];
+    add_layers(load_.experts, is_loaded ? expected_.experts : load_.refused);
     said = fmt::format("worker {} {} experts {}{}", options_.address,
-                       is_loaded ? "has loaded" : "does not load",
-                       text_of_experts(listed(load_.experts)), is_loaded ? "" : ": " + answer.why);
+                       is_loaded ? "has loaded" : "does not load", text_of_layers(load_.experts),
+                       is_loaded ? "" : ": " + answer.why);
     if (state_ == State::kLacking) why_down_ = answer.why;
     if (state_ == State::kLacking && is_loaded) state_ = State::kUp;
     if (is_loaded) has_grown_ = true;
@@ -317,7 +315,7 @@ WorkerStatus WorkerLink::status() const {
           .is_up = is_up(),
           .has_joined = is_known_ && require_fits_,
           .is_standby = is_standby_,
-          .n_experts = std::ssize(listed(expected_.experts)),
+          .n_experts = std::ssize(in_any_layer(expected_.experts)),
           .n_on_gpu = std::ssize(listed(expected_.on_gpu)),
           .is_loading = load_.is_under_way,
           .n_requests = n_all_requests_,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "offload/workers/shards.h"
 #include "ops/expert_pool.h"
 #include "transport/expert_messages.h"
 #include "transport/transport.h"
@@ -73,16 +74,16 @@ class WorkerLink {
   bool is_standby() const { return is_standby_; }
   // Thread-safe. Whether the worker has more experts than at the last call.
   bool take_growth() { return has_grown_.exchange(false); }
-  // Thread-safe. Asks a standby that is up to load experts [n_experts] beside those that it has,
-  // unless it has not answered yet. Its answer is in load().
-  void ask_to_load(const std::vector<bool>& experts);
+  // Thread-safe. Asks a standby that is up to load a shard beside what it has, unless it has not
+  // answered yet. Its answer is in load().
+  void ask_to_load(const Shard& shard);
   struct Load {
-    bool is_under_way = false;       // it was asked and has not answered
-    std::vector<bool> experts = {};  // [n_experts] that it was asked for last
-    std::vector<bool> refused = {};  // [n_experts] that it has refused since it is connected
-    std::string why = {};            // it has refused the last ones
-    LoadAnswer answer = {};          // the last one
-    Clock::time_point got_on = {};   // when it was asked, or the answer last changed
+    bool is_under_way = false;      // it was asked and has not answered
+    ExpertsOfLayers experts = {};   // that it was asked for last
+    ExpertsOfLayers refused = {};   // that it has refused since it is connected
+    std::string why = {};           // it has refused the last ones
+    LoadAnswer answer = {};         // the last one
+    Clock::time_point got_on = {};  // when it was asked, or the answer last changed
   };
   Load load() const;  // thread-safe
   // Thread-safe. The worker gets no request from now on, and the connection is closed once those
@@ -124,7 +125,7 @@ class WorkerLink {
   void require_expected(const WorkerWelcome& welcome) const;
   void connected(const WorkerWelcome& welcome, std::unique_ptr<MessageConnection> connection,
                  bool uses_path);
-  void order(const std::vector<bool>& experts);
+  void order(ExpertsOfLayers experts);
   void send_order();
   void load_answered();
   void listen();

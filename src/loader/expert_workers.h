@@ -15,8 +15,8 @@ struct AskedWorkers {
   std::unique_ptr<Transport> transport;
   std::vector<std::unique_ptr<WorkerLink>> links;
   std::vector<WorkerWelcome> welcomes;  // [workers]
-  std::vector<bool> experts;            // [n_experts] those that any worker has
-  std::unique_ptr<WorkerList> list;     // watch_workers() takes it
+  ExpertsOfLayers experts;  // [layers, also unused ones that draft][n_experts] that any worker has
+  std::unique_ptr<WorkerList> list;  // watch_workers() takes it
 
   // Subject::on_workers
   std::vector<std::vector<bool>> experts_of_layers(const ModelConfig& config) const;

@@ -40,9 +40,9 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
           "serve",
           options.directory);
   welcome_.is_standby = options.experts == kStandby;
-  welcome_.experts = welcome_.is_standby ? std::vector<bool>(config_.router.n_experts)
-                                         : experts_from_text(options.experts,
-                                                             config_.router.n_experts, "--experts");
+  of_each_layer_ = welcome_.is_standby
+                       ? std::vector<bool>(config_.router.n_experts)
+                       : experts_from_text(options.experts, config_.router.n_experts, "--experts");
   checkpoint_.store = std::make_unique<WeightStore>(options.directory);
   const WeightStore& store = *checkpoint_.store;
   if (options.draft == DraftChoice::kMtp) {
@@ -95,6 +95,7 @@ void LoadedExperts::load(const LoadedExpertsOptions& options, const ServedDivisi
 void LoadedExperts::describe(const LoadedExpertsOptions& options, const ServedDivision& division) {
   welcome_.model = model_identity(*checkpoint_.store);
   welcome_.n_layers = config_.n_all_layers();
+  welcome_.experts.assign(welcome_.n_layers, of_each_layer_);
   welcome_.n_active = config_.router.n_active;
   welcome_.dim = static_cast<int32_t>(config_.dim);
   welcome_.max_rows = options.max_rows;
@@ -108,7 +109,7 @@ void LoadedExperts::describe(const LoadedExpertsOptions& options, const ServedDi
 }
 
 std::string LoadedExperts::places() const {
-  std::vector<bool> in_memory = welcome_.experts;
+  std::vector<bool> in_memory = of_each_layer_;
   for (size_t e = 0; e < welcome_.on_gpu.size(); ++e)
     if (welcome_.on_gpu[e]) in_memory[e] = false;
   const std::string others = text_of_experts(listed(in_memory));
@@ -118,7 +119,7 @@ std::string LoadedExperts::places() const {
 }
 
 ServedSubject LoadedExperts::subject(ModelWeights& stored) const {
-  return {config_, stored, home_, welcome_.experts};
+  return {config_, stored, home_, of_each_layer_};
 }
 
 // Throws Error where not even one expert fits, which would be of no use.

@@ -76,6 +76,7 @@ class LoadedExperts {
   std::unique_ptr<GpuExperts> gpu_;  // null: no expert is on a GPU
   ExpertPool* pool_ = nullptr;       // of all experts
   std::unique_ptr<ProgressWatch> watch_;
+  std::vector<bool> of_each_layer_;  // [n_experts] that it has from the start
   WorkerWelcome welcome_;
   std::unique_ptr<StandbyExperts> standby_;  // the last member: its thread uses others
 };
