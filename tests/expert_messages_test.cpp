@@ -31,6 +31,10 @@ TEST(ExpertMessages, AWelcomeArrives) {
   empty.n_layers = 0;
   empty.arithmetic.clear();
   EXPECT_EQ(welcome_from(bytes_of(empty)), empty);
+  WorkerWelcome moving = welcome();
+  moving.is_standby = false;
+  moving.moves_experts = true;
+  EXPECT_EQ(welcome_from(bytes_of(moving)), moving);
 }
 
 WorkerWelcome with_gpu() {
@@ -88,13 +92,18 @@ TEST(ExpertMessages, ATextFromAPeerIsPrintable) {
 
 TEST(ExpertMessages, ALoadArrives) {
   const ExpertsOfLayers experts = {{false, true, true, false}, {true, false, false, false}};
-  std::vector<std::byte> body = bytes_of_load(experts);
+  std::vector<std::byte> body = bytes_of(experts);
   EXPECT_EQ(load_from(body, 2, 4), experts);
   EXPECT_THROW(load_from(body, 2, 3), ProtocolError);
   EXPECT_THROW(load_from(body, 1, 4), ProtocolError);
   EXPECT_THROW(load_from(body, 2, 5), ProtocolError);
-  EXPECT_THROW(load_from(bytes_of_load({{false, false}, {false, false}}), 2, 2), ProtocolError)
+  EXPECT_THROW(load_from(bytes_of(ExpertsOfLayers{{false, false}, {false, false}}), 2, 2),
+               ProtocolError)
       << "none is wanted";
+  EXPECT_EQ(experts_from(bytes_of(ExpertsOfLayers{{false}, {false}}), 2, 1),
+            (ExpertsOfLayers{{false}, {false}}))
+      << "a backbone may use none";
+  EXPECT_THROW(experts_from(body, 2, 3), ProtocolError);
   EXPECT_THROW(load_from({}, 0, 0), ProtocolError);
   body[7] = std::byte{2};
   EXPECT_THROW(load_from(body, 2, 4), ProtocolError);

@@ -28,7 +28,7 @@ class WorkerLink::Receiver final : public MessageSink {
   std::span<std::byte> place(const MessageHeader& header) override {
     if (header.kind == MessageKind::kAnswer && answers_)
       return answers_->place_of_answer(header.number, header.n_bytes);
-    if (header.kind == MessageKind::kLoading && link_.is_standby() &&
+    if (header.kind == MessageKind::kLoading && (link_.is_standby() || link_.moves_experts()) &&
         header.n_bytes <= kMostLoadAnswerBytes) {
       link_.load_answer_.resize(header.n_bytes);
       return link_.load_answer_;
@@ -79,6 +79,7 @@ WorkerWelcome WorkerLink::ask() {
 void WorkerLink::keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed) {
   expected_ = expected;
   is_standby_ = expected.is_standby;
+  moves_experts_ = expected.moves_experts;
   is_known_ = true;
   begin(max_rows, changed);
 }
@@ -157,7 +158,8 @@ void WorkerLink::connect(bool uses_path) {
   connected(welcome, handshake.take(), uses_path);
 }
 
-// A standby that was started again has lost what it had loaded, and loads it before it is up.
+// A standby that was started again has lost what it had loaded, and loads it before it is up. So
+// does a worker whose experts move, which may give away what has left it.
 void WorkerLink::connected(const WorkerWelcome& welcome,
                            std::unique_ptr<MessageConnection> connection, bool uses_path) {
   ExpertsOfLayers lacking;
@@ -165,12 +167,20 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
     const std::lock_guard lock(mutex_);
     if (!is_known_) expected_ = welcome;
     lacking = layers_without(expected_.experts, welcome.experts);
-    add_layers(welcome.experts, expected_.experts);
+    if (welcome.moves_experts) {
+      here_ = welcome.experts;
+      is_use_ordered_ = true;
+      gives_up_load_ = false;
+    } else {
+      add_layers(welcome.experts, expected_.experts);
+    }
     load_.refused.clear();
     load_.why.clear();
+    load_.answer = {};
   }
   const bool has_all = !has_any(lacking);
   is_standby_ = welcome.is_standby;
+  moves_experts_ = welcome.moves_experts;
   has_grown_ = is_known_.exchange(true) && is_standby_;
   {
     const std::lock_guard lock(in_use_);
@@ -191,7 +201,8 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
 void WorkerLink::require_expected(const WorkerWelcome& welcome) const {
   if (!is_known_) return require_fits_(welcome);
   WorkerWelcome same = welcome;
-  if (is_standby_ && has_model(same, expected_) && same.n_layers == expected_.n_layers)
+  if ((is_standby_ || moves_experts_) && has_model(same, expected_) &&
+      same.n_layers == expected_.n_layers)
     same.experts = expected_.experts;
   // How many experts fit a GPU depends on what else is in its memory.
   const std::vector<bool> on_gpu = std::exchange(same.on_gpu, expected_.on_gpu);
@@ -264,6 +275,27 @@ void WorkerLink::ask_to_load(const Shard& shard) {
         experts_of_shard(shard, expected_.n_layers, static_cast<int>(expected_.experts[0].size())));
 }
 
+bool WorkerLink::ask_to_load(const ExpertsOfLayers& experts) {
+  const std::lock_guard lock(mutex_);
+  if (!is_up() || load_.is_under_way) return false;
+  ExpertsOfLayers all(expected_.n_layers, std::vector<bool>(expected_.experts[0].size()));
+  add_layers(experts, all);
+  order(std::move(all));
+  return true;
+}
+
+void WorkerLink::give_up_load() {
+  const std::lock_guard lock(mutex_);
+  gives_up_load_ = load_.is_under_way;
+  is_use_ordered_ = true;
+}
+
+void WorkerLink::hold(const ExpertsOfLayers& experts) {
+  const std::lock_guard lock(mutex_);
+  expected_.experts = experts;
+  is_use_ordered_ = true;
+}
+
 // With the mutex.
 void WorkerLink::order(ExpertsOfLayers experts) {
   load_.is_under_way = is_ordered_ = true;
@@ -275,14 +307,19 @@ void WorkerLink::order(ExpertsOfLayers experts) {
 
 // Who uses the connection sends what another thread has asked for.
 void WorkerLink::send_order() {
-  if (!is_standby_ || !connection_->is_sent()) return;
+  if ((!is_standby_ && !moves_experts_) || !connection_->is_sent()) return;
+  bool tells_uses = false, asks = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!std::exchange(is_ordered_, false)) return;
-    order_ = bytes_of_load(load_.experts);
+    tells_uses = std::exchange(is_use_ordered_, false);
+    asks = std::exchange(is_ordered_, false);
+    if (tells_uses)
+      uses_ = bytes_of(layers_without(here_, layers_without(here_, expected_.experts)));
+    if (asks) order_ = bytes_of(load_.experts);
   }
-  const MessageBytes body = order_;
-  connection_->send(MessageKind::kLoad, 0, std::span(&body, 1));
+  const MessageBytes uses = uses_, order = order_;
+  if (tells_uses) connection_->send(MessageKind::kUses, 0, std::span(&uses, 1));
+  if (asks) connection_->send(MessageKind::kLoad, 0, std::span(&order, 1));
 }
 
 void WorkerLink::load_answered() {
@@ -297,13 +334,17 @@ void WorkerLink::load_answered() {
     load_.is_under_way = false;
     load_.why = answer.why;
     const bool is_loaded = answer.state == LoadAnswer::State::kLoaded;
-    add_layers(load_.experts, is_loaded ? expected_.experts : load_.refused);
+    if (!is_loaded)
+      add_layers(load_.experts, load_.refused);
+    else
+      add_layers(load_.experts, moves_experts_ ? here_ : expected_.experts);
     said = fmt::format("worker {} {} experts {}{}", options_.address,
                        is_loaded ? "has loaded" : "does not load", text_of_layers(load_.experts),
                        is_loaded ? "" : ": " + answer.why);
     if (state_ == State::kLacking) why_down_ = answer.why;
     if (state_ == State::kLacking && is_loaded) state_ = State::kUp;
-    if (is_loaded) has_grown_ = true;
+    if (is_loaded && is_standby_) has_grown_ = true;
+    if (std::exchange(gives_up_load_, false)) is_use_ordered_ = true;
   }
   changed_->wake();
   options_.note(said);

@@ -8,6 +8,7 @@
 
 #include "comm/agreement.h"
 #include "loader/weights/model_identity.h"
+#include "loader/worker_expert_mover.h"
 #include "transport/tcp.h"
 
 namespace tandem {
@@ -72,12 +73,6 @@ void require_useful_standbys(const AskedWorkers& asked, int n_layers, int max_to
 }
 
 }  // namespace
-
-void require_runs_with_workers(const ModelOptions& options) {
-  require(!options.moves_experts,
-          "--hot-experts live, --rebalance: experts do not move to and from workers: leave it or "
-          "--workers out");
-}
 
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                          const ModelConfig& config) {
@@ -226,6 +221,23 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
   if (!pool->await_workers())
     of.options.warn("not all workers take requests yet: answers wait for them");
   return pool;
+}
+
+std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExperts& pool) {
+  const WorkerHomes homes = pool.homes();
+  const auto n = std::count_if(homes.workers.begin(), homes.workers.end(),
+                               [](const auto& worker) { return worker.welcome.moves_experts; });
+  require(n >= 2,
+          "--rebalance: experts move between two or more workers that are started with "
+          "--experts-move, and of these {} {} so: start them again, or leave --rebalance out",
+          homes.workers.size(), n == 1 ? "1 is" : fmt::format("{} are", n));
+  for (size_t w = 0; w < homes.workers.size(); ++w)
+    if (const auto& [address, welcome, moves] = homes.workers[w];
+        homes.homes.fixed[w + 1] && (moves || !welcome.moves_experts) && !welcome.is_standby)
+      options.note(fmt::format("worker {} keeps its experts: {}", address,
+                               moves ? "it computes other sums than the others"
+                                     : "it was started without --experts-move"));
+  return std::make_unique<WorkerExpertMover>(pool);
 }
 
 std::unique_ptr<WorkerList> watch_workers(AskedWorkers& asked, WorkerExperts& pool) {

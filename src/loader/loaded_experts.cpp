@@ -40,6 +40,10 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
           "serve",
           options.directory);
   welcome_.is_standby = options.experts == kStandby;
+  welcome_.moves_experts = options.moves_experts;
+  require(!welcome_.is_standby || !options.moves_experts,
+          "--experts standby and --experts-move: a standby keeps what it has loaded: leave one of "
+          "them out");
   of_each_layer_ = welcome_.is_standby
                        ? std::vector<bool>(config_.router.n_experts)
                        : experts_from_text(options.experts, config_.router.n_experts, "--experts");
@@ -64,6 +68,7 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
       },
       kItemPatience, end_worker);
   describe(options, division);
+  if (options.moves_experts) prepare_moves(options, division);
   if (!standby_) checkpoint_ = {};
 }
 
@@ -120,6 +125,22 @@ std::string LoadedExperts::places() const {
 
 ServedSubject LoadedExperts::subject(ModelWeights& stored) const {
   return {config_, stored, home_, of_each_layer_};
+}
+
+void LoadedExperts::prepare_moves(const LoadedExpertsOptions& options,
+                                  const ServedDivision& division) {
+  const int n = most_of_layer(division.in_memory, config_);
+  spare_bytes_ = SpareExperts::bytes_for(checkpoint_.stored, config_, home_, division.in_memory, n);
+  require(spare_bytes_ <= options.free_bytes(),
+          "--experts-move: room for {} more experts needs {:.2f} GB of memory and {:.2f} GB are "
+          "free: let the worker have fewer --experts, or keep them in int4",
+          n, gigabytes(spare_bytes_), gigabytes(options.free_bytes()));
+  auto checkpoint = std::make_shared<OpenCheckpoint>(std::move(checkpoint_));
+  moving_ = std::make_unique<MovingExperts>(
+      std::make_unique<SpareExperts>(std::move(checkpoint), config_,
+                                     PackedLayout{kernels_, division.in_memory}, topology_,
+                                     weights_, n),
+      config_, weights_, std::max(1, topology_.n_cores() / 16));
 }
 
 // Throws Error where not even one expert fits, which would be of no use.

@@ -12,7 +12,7 @@ struct WelcomeHead {
   uint64_t model;
   int32_t n_layers, n_active, dim, max_rows;
   uint32_t takes_bf16, n_experts, n_text, is_standby;
-  uint32_t n_gpu_text, zero;
+  uint32_t n_gpu_text, moves_experts;
 };
 
 struct LoadAnswerHead {
@@ -108,7 +108,7 @@ std::vector<std::byte> bytes_of(const WorkerWelcome& w) {
                             .n_text = static_cast<uint32_t>(w.arithmetic.size()),
                             .is_standby = w.is_standby,
                             .n_gpu_text = static_cast<uint32_t>(w.gpu_arithmetic.size()),
-                            .zero = 0};
+                            .moves_experts = w.moves_experts};
   std::vector<std::byte> body(sizeof head);
   std::memcpy(body.data(), &head, sizeof head);
   for (const std::vector<bool>& of_layer : w.experts) {
@@ -146,6 +146,7 @@ WorkerWelcome welcome_from(MessageBytes body) {
                      .max_rows = head.max_rows,
                      .takes_bf16 = head.takes_bf16 != 0,
                      .is_standby = head.is_standby != 0,
+                     .moves_experts = head.moves_experts != 0,
                      .experts = layer_flags_from(flags, n_layers, head.n_experts),
                      .on_gpu = flags_from(on_gpu),
                      .arithmetic = text_from(texts.first(head.n_text)),
@@ -189,16 +190,20 @@ PathAnswer path_answer_from(MessageBytes body) {
   return {.address = {rest.begin(), rest.end()}, .why_not = {}};
 }
 
-std::vector<std::byte> bytes_of_load(const ExpertsOfLayers& experts) {
+std::vector<std::byte> bytes_of(const ExpertsOfLayers& experts) {
   std::vector<std::byte> body;
   for (const std::vector<bool>& of_layer : experts) append_flags(of_layer, body);
   return body;
 }
 
-ExpertsOfLayers load_from(MessageBytes body, size_t n_layers, size_t n_experts) {
+ExpertsOfLayers experts_from(MessageBytes body, size_t n_layers, size_t n_experts) {
   require_protocol(body.size() == n_layers * n_experts, "{} bytes for {} experts of {} layers",
                    body.size(), n_experts, n_layers);
-  ExpertsOfLayers experts = layer_flags_from(body, n_layers, n_experts);
+  return layer_flags_from(body, n_layers, n_experts);
+}
+
+ExpertsOfLayers load_from(MessageBytes body, size_t n_layers, size_t n_experts) {
+  ExpertsOfLayers experts = experts_from(body, n_layers, n_experts);
   require_protocol(any(experts), "no expert is to be loaded");
   return experts;
 }

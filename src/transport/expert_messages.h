@@ -37,10 +37,11 @@ struct WorkerWelcome {
   // prediction, which follow.
   int32_t n_layers = 0;
   int32_t n_active = 0, dim = 0;
-  int32_t max_rows = 0;     // of a request
-  bool takes_bf16 = false;  // its kernels round rows to BF16 anyway
-  bool is_standby = false;  // it loads experts that it is asked to load
-  ExpertsOfLayers experts;  // [n_layers][n_experts] those that it computes
+  int32_t max_rows = 0;        // of a request
+  bool takes_bf16 = false;     // its kernels round rows to BF16 anyway
+  bool is_standby = false;     // it loads experts that it is asked to load, and keeps them
+  bool moves_experts = false;  // it does so within spare memory, and gives others away
+  ExpertsOfLayers experts;     // [n_layers][n_experts] those that it computes
   // [n_experts] those that are on its GPU, of every layer; empty: none is.
   std::vector<bool> on_gpu = {};
   // What decides the bits of a sum of experts in its memory, and of experts on its GPU: kernels,
@@ -74,18 +75,21 @@ constexpr uint64_t kMostPathBytes = 1 << 14;
 std::vector<std::byte> bytes_of(const PathAnswer& answer);
 PathAnswer path_answer_from(MessageBytes body);
 
-// Asks a standby to load experts: the body has a byte for each of its layers and experts, which is
-// 1 for those that are wanted. load_from() throws ProtocolError for another length, another byte,
-// and a body that wants none.
-std::vector<std::byte> bytes_of_load(const ExpertsOfLayers& experts);
+// Asks a worker to load experts, or says which ones the backbone uses: the body has a byte for each
+// of its layers and experts, which is 1 for those that are meant. experts_from() throws
+// ProtocolError for another length and another byte, and load_from() also for a body that wants
+// none.
+std::vector<std::byte> bytes_of(const ExpertsOfLayers& experts);
+ExpertsOfLayers experts_from(MessageBytes body, size_t n_layers, size_t n_experts);
 ExpertsOfLayers load_from(MessageBytes body, size_t n_layers, size_t n_experts);
 
-// What a standby answers, as often as it would send beats, until it has loaded or refuses.
+// What the worker answers, as often as it would send beats, until it has loaded or refuses.
 struct LoadAnswer {
   enum class State : uint32_t { kLoading, kLoaded, kRefused };
   State state = State::kLoading;
-  int64_t bytes_done = 0, bytes_total = 0;  // of the load under way, perhaps for another backbone
-  std::string why;                          // it refuses
+  // Of the load under way, perhaps for another backbone; of the loads for this one once it is done.
+  int64_t bytes_done = 0, bytes_total = 0;
+  std::string why;  // it refuses
   bool operator==(const LoadAnswer&) const = default;
 };
 constexpr uint64_t kMostLoadAnswerBytes = 1 << 11;

@@ -75,7 +75,12 @@ class Sink final : public MessageSink {
                 experts.begin(), experts.end(),
                 [](const auto& layer) { return std::count(layer.begin(), layer.end(), true) > 0; }),
             "some are wanted");
-      const std::vector<std::byte> again = bytes_of_load(experts);
+      const std::vector<std::byte> again = bytes_of(experts);
+      check(std::equal(again.begin(), again.end(), body.begin(), body.end()), "the same again");
+    }
+    if (header.kind == MessageKind::kUses) {
+      const ExpertsOfLayers experts = experts_from(body, kHere.size(), kExperts.size());
+      const std::vector<std::byte> again = bytes_of(experts);
       check(std::equal(again.begin(), again.end(), body.begin(), body.end()), "the same again");
     }
     if (header.kind == MessageKind::kLoading) {
