@@ -1,8 +1,9 @@
 // Experts that move between running workers: sums are those of one process before and after every
 // move, to the bit of the shards that hold, whoever is lost meanwhile, and what one backbone gives
 // away another one keeps.
-#include <atomic>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "offload/workers/worker_move.h"
 #include "tests/error_of.h"
 #include "tests/expert_moves.h"
+#include "tests/temp_directory.h"
 #include "tests/worker_backbones.h"
 #include "tests/worker_models.h"
 
@@ -26,8 +28,8 @@ LoadedExpertsOptions moving(const std::string& experts, const std::string& model
 }
 
 // Workers that end are noticed at once, and a busy machine is not taken for a lost one.
-constexpr milliseconds kDeadline(10'000);
-Backbone::Options patient() { return {.deadline = kDeadline}; }
+constexpr milliseconds kPatientDeadline(1500);
+Backbone::Options patient() { return {.deadline = kPatientDeadline}; }
 
 // A change of layer 1 or 2 of the served model; workers are numbered from 1.
 ExpertChange to_worker(int layer, int expert, int worker) { return {layer, expert, {worker}}; }
@@ -119,7 +121,7 @@ TEST(WorkerMoves, AWorkerThatStartsAgainLoadsWhatHasComeToIt) {
   Local local;
   Workers workers(moving(""), {"0-3", "4-7"});
   Lines notes;
-  Backbone backbone(local, workers.addresses, {.deadline = kDeadline, .notes = &notes});
+  Backbone backbone(local, workers.addresses, {.deadline = kPatientDeadline, .notes = &notes});
   std::vector<ExpertChange> all;
   for (const int layer : {1, 2})
     for (int e = 0; e < kServedExperts; ++e) all.push_back(to_worker(layer, e, e < 4 ? 2 : 1));
@@ -171,6 +173,35 @@ TEST(WorkerMoves, AnotherBackboneKeepsWhatItUses) {
   expect_right_sums(local, a, 6);
 }
 
+// A worker that has no room for what one backbone needs, because another one uses what left it, is
+// asked again until it has.
+TEST(WorkerMoves, AWorkerWithoutRoomIsAskedAgain) {
+  Local local, other;
+  Workers workers(moving(""), {"0-3", "4-7"});
+  FaultyWorker proxy(workers.addresses[0]);
+  Lines notes;
+  Backbone a(local, {proxy.address(), workers.addresses[1]},
+             {.deadline = kPatientDeadline, .notes = &notes});
+  for (const int layer : {1, 2}) {
+    std::vector<ExpertChange> changes;
+    for (int e = 0; e < kServedExperts; ++e) changes.push_back(to_worker(layer, e, e < 4 ? 2 : 1));
+    move(a, changes);
+  }
+  expect_right_sums(local, a, 2);
+  proxy.set(FaultyWorker::Fault::kSilent);  // and so it is to those who connect
+  workers.threads[0].reset();
+  workers.threads[0] = std::make_unique<WorkerThread>(
+      moving("0-3"), ExpertServer::Options{.address = workers.addresses[0]});
+  std::optional<Backbone> b;
+  b.emplace(other, workers.addresses, patient());
+  proxy.set(FaultyWorker::Fault::kNone);
+  notes.await("has no room for 8 experts");
+  EXPECT_FALSE(a.status(0).is_up);
+  b.reset();
+  a.await(0, true);
+  expect_right_sums(local, a, 3);
+}
+
 // What was loaded for a move that is given up makes room for the next one.
 TEST(WorkerMoves, AMoveThatIsGivenUpLeavesRoom) {
   Local local;
@@ -187,6 +218,30 @@ TEST(WorkerMoves, AMoveThatIsGivenUpLeavesRoom) {
   }
   move(backbone, whole_layer);
   expect_right_sums(local, backbone, 7);
+}
+
+// The disk of a worker fails, and works again.
+TEST(WorkerMoves, ALoadThatFailsLeavesEverythingAsItWas) {
+  const TempDirectory dir;
+  std::filesystem::copy(kServedModel, dir.file("model"));
+  const std::string file = dir.file("model/model.safetensors");
+  Local local;
+  WorkerThread first(moving("0-3")), second(moving("4-7", dir.file("model")));
+  Backbone backbone(local, {first.address(), second.address()}, patient());
+  std::vector<ExpertChange> whole_layer;
+  for (int e = 0; e < kServedExperts; ++e) whole_layer.push_back(to_worker(2, e, e < 4 ? 2 : 1));
+  const auto size = std::filesystem::file_size(file);
+  std::filesystem::resize_file(file, size - 100);
+  for (int i = 0; i < 3; ++i) {
+    backbone.pool().begin_move(backbone.pool().homes(), whole_layer);
+    EXPECT_TRUE(
+        says(why_not(backbone), "worker " + second.address() + " cannot load its experts: "));
+    expect_right_sums(local, backbone, i);
+  }
+  std::filesystem::copy_file(kServedModel + "/model.safetensors", file,
+                             std::filesystem::copy_options::overwrite_existing);
+  move(backbone, whole_layer);
+  expect_right_sums(local, backbone, 4);
 }
 
 TEST(WorkerMoves, AWorkerThatIsLostStopsTheMove) {
@@ -218,7 +273,7 @@ TEST(WorkerMoves, AStandbyLoadsMovedShards) {
   WorkerThread standby(served(kServedModel, std::string(kStandby)));
   Lines warnings;
   Backbone backbone(local, {workers.addresses[0], workers.addresses[1], standby.address()},
-                    {.deadline = kDeadline, .warnings = &warnings});
+                    {.deadline = kPatientDeadline, .warnings = &warnings});
   move(backbone, kSwap);
   workers.threads[1].reset();
   for (int i = 0; i < 5; ++i) expect_right_sums(local, backbone, i);
@@ -255,7 +310,7 @@ TEST(WorkerMoves, HomesNameWhoMoves) {
 ModelOptions with_workers(const std::vector<std::string>& addresses) {
   ModelOptions options = that_moves(tiny_r1(DeviceChoice::kCpu));
   options.workers.addresses = addresses;
-  options.workers.deadline = kDeadline;
+  options.workers.deadline = kPatientDeadline;
   return options;
 }
 

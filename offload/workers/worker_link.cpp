@@ -10,6 +10,8 @@ namespace tandem {
 namespace {
 
 constexpr std::chrono::milliseconds kAgain(500);  // between two tries to connect
+// Until a worker is asked again for what it has refused: another backbone may have left.
+constexpr std::chrono::seconds kAskAgain(1);
 
 ClientHandshake::Options handshake_with(const WorkerLinkOptions& options) {
   return {.address = options.address,
@@ -228,6 +230,7 @@ void WorkerLink::listen() {
     void answered(uint64_t) override {}
   } nothing;
   try {
+    ask_again();
     send_order();
     Receiver receiver(*this, &nothing);
     if (connection_->progress(receiver)) heard_ = Clock::now();
@@ -322,6 +325,13 @@ void WorkerLink::send_order() {
   if (asks) connection_->send(MessageKind::kLoad, 0, std::span(&order, 1));
 }
 
+// A worker whose experts move is down while it has no room for what this backbone needs.
+void WorkerLink::ask_again() {
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::kLacking || !moves_experts_ || load_.is_under_way) return;
+  if (Clock::now() - load_.got_on >= kAskAgain) order(layers_without(expected_.experts, here_));
+}
+
 void WorkerLink::load_answered() {
   const LoadAnswer answer = load_answer_from(load_answer_);
   std::string said;
@@ -341,13 +351,14 @@ void WorkerLink::load_answered() {
     said = fmt::format("worker {} {} experts {}{}", options_.address,
                        is_loaded ? "has loaded" : "does not load", text_of_layers(load_.experts),
                        is_loaded ? "" : ": " + answer.why);
-    if (state_ == State::kLacking) why_down_ = answer.why;
+    if (state_ == State::kLacking && std::exchange(why_down_, answer.why) == answer.why)
+      said.clear();
     if (state_ == State::kLacking && is_loaded) state_ = State::kUp;
     if (is_loaded && is_standby_) has_grown_ = true;
     if (std::exchange(gives_up_load_, false)) is_use_ordered_ = true;
   }
   changed_->wake();
-  options_.note(said);
+  if (!said.empty()) options_.note(said);
 }
 
 WorkerStatus WorkerLink::status() const {

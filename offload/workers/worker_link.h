@@ -137,6 +137,7 @@ class WorkerLink {
   void order(ExpertsOfLayers experts);
   void send_order();
   void load_answered();
+  void ask_again();
   void listen();
   void lose(const std::string& why, bool is_failure);
 
