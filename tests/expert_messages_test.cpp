@@ -13,13 +13,14 @@ namespace {
 
 WorkerWelcome welcome() {
   return {.model = 0x123456789abcdef0,
-          .n_layers = 61,
+          .n_layers = 2,
           .n_active = 8,
           .dim = 7168,
           .max_rows = 512,
           .takes_bf16 = true,
           .is_standby = true,
-          .experts = {true, false, true},
+          .experts = {{true, false, true}, {false, true, true}},
+          .on_gpu = {},
           .arithmetic = "kernels avx2"};
 }
 
@@ -27,8 +28,13 @@ TEST(ExpertMessages, AWelcomeArrives) {
   EXPECT_EQ(welcome_from(bytes_of(welcome())), welcome());
   WorkerWelcome empty = welcome();
   empty.experts.clear();
+  empty.n_layers = 0;
   empty.arithmetic.clear();
   EXPECT_EQ(welcome_from(bytes_of(empty)), empty);
+  WorkerWelcome moving = welcome();
+  moving.is_standby = false;
+  moving.moves_experts = true;
+  EXPECT_EQ(welcome_from(bytes_of(moving)), moving);
 }
 
 WorkerWelcome with_gpu() {
@@ -40,16 +46,20 @@ WorkerWelcome with_gpu() {
 
 TEST(ExpertMessages, ExpertsOnAGpuArrive) {
   EXPECT_EQ(welcome_from(bytes_of(with_gpu())), with_gpu());
-  constexpr size_t kPlaces = 48;
+  constexpr size_t kFlags = 48, kOnGpu = kFlags + 6;
+  for (const size_t at : {kFlags + 1, kOnGpu + 1}) {
+    std::vector<std::byte> body = bytes_of(with_gpu());
+    body[at] = std::byte{2};
+    EXPECT_THROW(welcome_from(body), ProtocolError) << "neither there nor not";
+  }
+  for (const size_t expert : {0u, 1u}) {
+    std::vector<std::byte> body = bytes_of(with_gpu());
+    body[kOnGpu + expert] = std::byte{1};
+    EXPECT_THROW(welcome_from(body), ProtocolError) << "on a GPU in layers without it";
+  }
   std::vector<std::byte> body = bytes_of(with_gpu());
-  body[kPlaces + 1] = std::byte{3};
-  EXPECT_THROW(welcome_from(body), ProtocolError) << "an unknown place";
-  body = bytes_of(with_gpu());
-  body[kPlaces + 2] = std::byte{1};
+  body[kOnGpu + 2] = std::byte{0};
   EXPECT_THROW(welcome_from(body), ProtocolError) << "no expert for the GPU's arithmetic";
-  body = bytes_of(welcome());
-  body[kPlaces + 2] = std::byte{2};
-  EXPECT_THROW(welcome_from(body), ProtocolError) << "no arithmetic for the GPU's expert";
 }
 
 TEST(ExpertMessages, AWelcomeOfAnyOtherLengthIsRefused) {
@@ -81,15 +91,22 @@ TEST(ExpertMessages, ATextFromAPeerIsPrintable) {
 }
 
 TEST(ExpertMessages, ALoadArrives) {
-  const std::vector<bool> experts = {false, true, true, false};
-  std::vector<std::byte> body = bytes_of_load(experts);
-  EXPECT_EQ(load_from(body, 4), experts);
-  EXPECT_THROW(load_from(body, 3), ProtocolError);
-  EXPECT_THROW(load_from(body, 5), ProtocolError);
-  EXPECT_THROW(load_from(bytes_of_load({false, false}), 2), ProtocolError) << "none is wanted";
-  EXPECT_THROW(load_from({}, 0), ProtocolError);
-  body[3] = std::byte{2};
-  EXPECT_THROW(load_from(body, 4), ProtocolError);
+  const ExpertsOfLayers experts = {{false, true, true, false}, {true, false, false, false}};
+  std::vector<std::byte> body = bytes_of(experts);
+  EXPECT_EQ(load_from(body, 2, 4), experts);
+  EXPECT_THROW(load_from(body, 2, 3), ProtocolError);
+  EXPECT_THROW(load_from(body, 1, 4), ProtocolError);
+  EXPECT_THROW(load_from(body, 2, 5), ProtocolError);
+  EXPECT_THROW(load_from(bytes_of(ExpertsOfLayers{{false, false}, {false, false}}), 2, 2),
+               ProtocolError)
+      << "none is wanted";
+  EXPECT_EQ(experts_from(bytes_of(ExpertsOfLayers{{false}, {false}}), 2, 1),
+            (ExpertsOfLayers{{false}, {false}}))
+      << "a backbone may use none";
+  EXPECT_THROW(experts_from(body, 2, 3), ProtocolError);
+  EXPECT_THROW(load_from({}, 0, 0), ProtocolError);
+  body[7] = std::byte{2};
+  EXPECT_THROW(load_from(body, 2, 4), ProtocolError);
 }
 
 TEST(ExpertMessages, AnAnswerToALoadArrives) {
@@ -173,7 +190,7 @@ TEST(ExpertMessages, VersionsAndSecretsMustAgree) {
 
 constexpr RequestShape kShape = {.n_active = 3, .dim = 32, .max_rows = 4};
 const std::vector<bool> kLayers = {false, true, true};
-const std::vector<bool> kExperts = {true, false, true, true};
+const ExpertsOfLayers kExperts = {{}, {true, false, true, true}, {true, true, true, false}};
 
 // A request of n rows, with a 2 in every id.
 struct RequestBytes {

@@ -230,6 +230,34 @@ TEST(RebalancePlan, LayersThatAreEvenOrUnusedStay) {
   EXPECT_TRUE(plan.waves.empty()) << "a gain of 0.44 is less";
 }
 
+// Ranks 0 and 2 are fixed, as a backbone and a worker that keep theirs.
+TEST(RebalancePlan, FixedRanksKeepTheirExperts) {
+  const std::vector<bool> fixed = {true, false, true, false};
+  const OwnersOfLayer owners = {{0}, {1}, {1}, {3}, {3}, {2}, {1, 2}};
+  const std::vector<LayerUse> layers = {{3, {0, 4}, owners, {90, 8, 8, 1, 1, 50, 70}},
+                                        {5, {0, 4}, owners, {9, 4, 4, 4, 4, 1, 70}}};
+  EXPECT_NEAR(movable_balancedness(layers, fixed), (18 * (9.0 / 16) + 16 * 1.0) / 34, 1e-12);
+  const RebalancePlan plan = plan_rebalance(layers, {.fixed = fixed});
+  EXPECT_NEAR(plan.before, movable_balancedness(layers, fixed), 1e-12);
+  EXPECT_NEAR(plan.after, 1, 1e-12);
+  ASSERT_EQ(plan.waves.size(), 1u);
+  EXPECT_EQ(plan.n_layers, 1);
+  OwnersOfLayer after = owners;
+  for (const ExpertChange& change : plan.waves[0]) {
+    EXPECT_EQ(change.layer, 3);
+    after.at(change.expert).assign(change.ranks.begin(), change.ranks.end());
+  }
+  for (const int expert : {0, 5, 6}) EXPECT_EQ(after[expert], owners[expert]) << expert;
+  EXPECT_NE(after[1], after[2]);
+  EXPECT_NE(after[3], after[4]);
+  for (const int expert : {1, 2, 3, 4}) {
+    ASSERT_EQ(after[expert].size(), 1u);
+    EXPECT_TRUE(after[expert][0] == 1 || after[expert][0] == 3);
+  }
+  EXPECT_TRUE(plan_rebalance(layers, {.fixed = {true, false, true, true}}).waves.empty());
+  EXPECT_EQ(movable_balancedness(layers, {true, true, true, true}), 1);
+}
+
 TEST(SpareSlots, AreTheMostExpertsOfALayer) {
   const std::vector<LayerUse> layers = {{0, {0, 2}, {{0}, {0}, {1}}, {1, 1, 1}},
                                         {1, {0, 2}, {{1}, {0, 1}, {1}}, {1, 1, 1}},

@@ -182,7 +182,8 @@ TEST_F(ReadyService, UsesOfExpertsAreCountedIfTheEngineDoes) {
 
 TEST_F(ReadyService, ExpertsOfOneProcessDoNotMove) {
   const std::string why =
-      "404 -: experts do not move: start the server on several ranks with --rebalance on-request "
+      "404 -: experts do not move: start the server on several ranks, or with workers, with "
+      "--rebalance on-request "
       "or auto, or with a GPU and the CPU beside it with --hot-experts live";
   EXPECT_EQ(refusal(get("/rebalance")), why);
   EXPECT_EQ(refused("/rebalance", Json::object()), why);

@@ -18,17 +18,22 @@ TEST(Shards, AreTheCoarsestSetsWithTheSameOwners) {
     std::vector<std::vector<bool>> owned(random() % 5);
     for (auto& of_worker : owned)
       for (int e = 0; e < n_experts; ++e) of_worker.push_back(random() % 3 > 0);
-    const std::vector<Shard> shards = shards_of(owned, n_experts);
+    std::vector<ExpertsOfLayers> in_layers;
+    for (const auto& of_worker : owned) in_layers.push_back({of_worker, of_worker});
+    const std::vector<Shard> shards = shards_of(in_layers, 2, n_experts);
     std::vector<int> shard_of(n_experts, -1);
     std::set<std::vector<int>> owners;
     int last_first = -1;
     for (size_t s = 0; s < shards.size(); ++s) {
-      ASSERT_FALSE(shards[s].experts.empty());
-      EXPECT_GT(shards[s].experts.front(), last_first) << "in the order of their first experts";
-      last_first = shards[s].experts.front();
-      EXPECT_TRUE(std::is_sorted(shards[s].experts.begin(), shards[s].experts.end()));
+      ASSERT_EQ(shards[s].experts.size(), 2u);
+      EXPECT_EQ(shards[s].experts[0], shards[s].experts[1]);
+      const std::vector<int>& experts = shards[s].experts[0];
+      ASSERT_FALSE(experts.empty());
+      EXPECT_GT(experts.front(), last_first) << "in the order of their first experts";
+      last_first = experts.front();
+      EXPECT_TRUE(std::is_sorted(experts.begin(), experts.end()));
       EXPECT_TRUE(owners.insert(shards[s].owners).second) << "two shards with the same owners";
-      for (const int e : shards[s].experts) {
+      for (const int e : experts) {
         EXPECT_EQ(shard_of[e], -1) << "in one shard";
         shard_of[e] = static_cast<int>(s);
         for (int w = 0; w < std::ssize(owned); ++w)
@@ -37,6 +42,36 @@ TEST(Shards, AreTheCoarsestSetsWithTheSameOwners) {
     }
     EXPECT_EQ(std::count(shard_of.begin(), shard_of.end(), -1), 0);
   }
+}
+
+// What moved in one layer is in other shards there only.
+TEST(Shards, MayDifferFromLayerToLayer) {
+  const ExpertsOfLayers first = {{true, true, false, false}, {true, false, false, true}},
+                        second = {{false, false, true, false}, {false, true, true, false}};
+  const std::vector<Shard> shards = shards_of({first, second}, 2, 4);
+  ASSERT_EQ(shards.size(), 3u);
+  using Layers = std::vector<std::vector<int>>;
+  EXPECT_EQ(shards[0].experts, (Layers{{0, 1}, {0, 3}}));
+  EXPECT_EQ(shards[1].experts, (Layers{{2}, {1, 2}}));
+  EXPECT_EQ(shards[2].experts, (Layers{{3}, {}}));
+  EXPECT_TRUE(shards[2].owners.empty());
+  EXPECT_EQ(text_of_shard(shards[0]), "0-1,3, not all in every layer");
+  EXPECT_EQ(text_of_layers(first), "0-1,3, not all in every layer");
+  EXPECT_EQ(text_of_layers({first[0], first[0]}), "0-1");
+  EXPECT_EQ(experts_of_shard(shards[0], 2, 4), first);
+  EXPECT_EQ(experts_of_shard(shards[0], 3, 4).back(), std::vector<bool>(4));
+  EXPECT_TRUE(has_one_of(second, shards[1]));
+  EXPECT_FALSE(has_one_of(second, shards[0]));
+  EXPECT_FALSE(has_one_of({}, shards[0]));
+  EXPECT_EQ(layers_without(first, {{true, false, false, false}}),
+            (ExpertsOfLayers{{false, true, false, false}, first[1]}));
+  ExpertsOfLayers both = first;
+  add_layers(second, both);
+  EXPECT_EQ(n_of_all_layers(both), 7);
+  ExpertsOfLayers none;
+  EXPECT_FALSE(has_any(none));
+  add_layers(second, none);
+  EXPECT_EQ(none, second);
 }
 
 TEST(Shards, ListsOfExpertsAreText) {

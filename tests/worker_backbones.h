@@ -61,7 +61,8 @@ struct Local {
   void add_shard(Inputs& inputs, int layer, const Shard& shard, std::vector<float>& y) {
     const std::vector<int32_t> ids = inputs.ids;
     for (size_t i = 0; i < ids.size(); ++i) {
-      const bool has = std::count(shard.experts.begin(), shard.experts.end(), ids[i]) > 0;
+      const std::vector<int>& here = shard.experts[layer];
+      const bool has = std::count(here.begin(), here.end(), ids[i]) > 0;
       inputs.ids[i] = has ? ids[i] : -1;
     }
     all.experts.submit(inputs.batch(layer));

@@ -46,8 +46,8 @@ TEST(RanksBesideWorkers, ComputeEveryExpertOnce) {
       owners_of(ranks_beside_workers(in_both_layers(on_workers), 2), served_config(), 2);
   std::vector<Shard> of_first = backbone.shards();
   for (Shard& shard : of_first)
-    if (shard.owners.empty()) shard.experts = {5, 7};
-  const std::vector<Shard> of_second = {{{6}, {}}};
+    if (shard.owners.empty()) shard.experts.assign(3, {5, 7});
+  const std::vector<Shard> of_second = {{{{6}, {6}, {6}}, {}}};
   for (const int rank : {0, 1}) {
     SCOPED_TRACE(rank);
     RankExperts pool({.owners = owners,
@@ -104,7 +104,7 @@ TEST(RanksBesideWorkers, GoOnWithZerosToTheEndOfAStepThatFails) {
     return y;
   };
   std::vector<Shard> mine = backbone.shards();
-  mine.back().experts = {5, 7};
+  mine.back().experts.assign(3, {5, 7});
   pool.begin_step({}, 1);
   EXPECT_EQ(sums(1), local.sums(inputs, 1, mine));
   pool.end_step({}, {});

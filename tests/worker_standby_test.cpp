@@ -60,9 +60,9 @@ TEST(StandbyChoice, AShardThatIsLoadedIsAskedForOnce) {
 
 class FakeLoader final : public ExpertLoader {
  public:
-  void begin(const std::vector<bool>& experts) override {
+  void begin(const ExpertsOfLayers& experts) override {
     EXPECT_EQ(progress_.state, State::kIdle);
-    begun.push_back(text_of_experts(listed(experts)));
+    begun.push_back(text_of_layers(experts));
     progress_ = {State::kLoading, 0, 10};
   }
   Progress progress() const override { return progress_; }
@@ -80,9 +80,11 @@ class FakeLoader final : public ExpertLoader {
   Progress progress_;
 };
 
-std::vector<bool> experts_of_text(const std::string& text) {
-  return experts_from_text(text, kServedExperts, "experts");
+// Of two layers.
+ExpertsOfLayers experts_of_text(const std::string& text) {
+  return ExpertsOfLayers(2, experts_from_text(text, kServedExperts, "experts"));
 }
+ExpertsOfLayers none() { return ExpertsOfLayers(2, std::vector<bool>(kServedExperts)); }
 LoadAnswer::State state_of(const StandbyLoads& loads, int peer) {
   return loads.answer(peer)->state;
 }
@@ -90,7 +92,7 @@ using LoadState = LoadAnswer::State;
 
 TEST(StandbyLoads, OneLoadAtATimeInTheOrderOfTheAsking) {
   FakeLoader loader;
-  StandbyLoads loads(std::vector<bool>(kServedExperts), &loader);
+  StandbyLoads loads(none(), &loader);
   loads.begin_next();
   EXPECT_FALSE(loads.answer(3));
   loads.ask(3, experts_of_text("4-7"));
@@ -144,7 +146,7 @@ TEST(StandbyLoads, ARefusalIsForThoseWhoWantedIt) {
 
 TEST(StandbyLoads, WhoHasLeftIsForgottenAndItsLoadIsKept) {
   FakeLoader loader;
-  StandbyLoads loads(std::vector<bool>(kServedExperts), &loader);
+  StandbyLoads loads(none(), &loader);
   loads.ask(0, experts_of_text("0-2"));
   loads.begin_next();
   loads.left(0);
@@ -160,7 +162,7 @@ TEST(StandbyLoads, WhoHasLeftIsForgottenAndItsLoadIsKept) {
 
 TEST(StandbyLoads, ABackboneAsksForOneThingAtATime) {
   FakeLoader loader;
-  StandbyLoads loads(std::vector<bool>(kServedExperts), &loader);
+  StandbyLoads loads(none(), &loader);
   loads.ask(0, experts_of_text("0"));
   EXPECT_THROW(loads.ask(0, experts_of_text("1")), ProtocolError);
   StandbyLoads of_worker(experts_of_text("0"), nullptr);
@@ -437,7 +439,7 @@ TEST(WorkerStandby, LoadsForSeveralBackbones) {
 class SlowLoader final : public ExpertLoader {
  public:
   SlowLoader(ExpertLoader& loader, milliseconds pause) : loader_(loader), pause_(pause) {}
-  void begin(const std::vector<bool>& experts) override {
+  void begin(const ExpertsOfLayers& experts) override {
     begun_ = Clock::now();
     loader_.begin(experts);
   }
@@ -603,7 +605,7 @@ TEST(WorkerStandby, SaysWhatOthersSay) {
       EXPECT_EQ(a.takes_bf16, b.takes_bf16) << model;
       EXPECT_EQ(a.model, b.model) << model;
       EXPECT_TRUE(b.is_standby && !a.is_standby);
-      EXPECT_TRUE(listed(b.experts).empty());
+      EXPECT_FALSE(has_any(b.experts));
     }
 }
 

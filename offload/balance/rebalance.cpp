@@ -95,6 +95,52 @@ class Waves {
   std::vector<std::vector<ExpertChange>> waves_;
 };
 
+// The experts that may move, and the ranks between which they do, numbered anew.
+struct Movable {
+  std::vector<LayerUse> layers;
+  std::vector<std::vector<int>> experts;  // [layers] their numbers in the layer
+  std::vector<int> ranks;                 // their numbers
+};
+
+Movable movable_of(const std::vector<LayerUse>& layers, const std::vector<bool>& fixed) {
+  Movable movable;
+  std::vector<int> number(fixed.size(), -1);
+  for (size_t r = 0; r < fixed.size(); ++r) {
+    if (fixed[r]) continue;
+    number[r] = static_cast<int>(movable.ranks.size());
+    movable.ranks.push_back(static_cast<int>(r));
+  }
+  const Slice ranks = {0, std::ssize(movable.ranks)};
+  for (const LayerUse& layer : layers) {
+    LayerUse& part = movable.layers.emplace_back(LayerUse{layer.layer, ranks, {}, {}});
+    std::vector<int>& experts = movable.experts.emplace_back();
+    for (size_t e = 0; e < layer.owners.size(); ++e) {
+      std::vector<int> owners;
+      for (const int rank : layer.owners[e]) owners.push_back(number[rank]);
+      if (has(owners, -1)) continue;
+      experts.push_back(static_cast<int>(e));
+      part.owners.push_back(std::move(owners));
+      part.use.push_back(layer.use[e]);
+    }
+  }
+  return movable;
+}
+
+RebalancePlan plan_movable(const std::vector<LayerUse>& layers, const RebalanceLimits& limits) {
+  const Movable movable = movable_of(layers, limits.fixed);
+  if (movable.ranks.size() < 2) return {};
+  RebalancePlan plan = plan_rebalance(movable.layers, {.least_gain = limits.least_gain});
+  for (std::vector<ExpertChange>& wave : plan.waves)
+    for (ExpertChange& change : wave) {
+      const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerUse& one) {
+        return one.layer == change.layer;
+      });
+      change.expert = movable.experts[layer - layers.begin()][change.expert];
+      for (int32_t& rank : change.ranks) rank = movable.ranks[rank];
+    }
+  return plan;
+}
+
 }  // namespace
 
 OwnersOfLayer rebalanced(const OwnersOfLayer& now, const std::vector<double>& use,
@@ -134,7 +180,20 @@ std::vector<int> spare_slots(const std::vector<LayerUse>& layers) {
   return most;
 }
 
+double movable_balancedness(const std::vector<LayerUse>& layers, const std::vector<bool>& fixed) {
+  const Movable movable = movable_of(layers, fixed);
+  const auto n = static_cast<int>(movable.ranks.size());
+  double sum = 0, all = 0;
+  for (const LayerUse& layer : movable.layers) {
+    const double use = std::accumulate(layer.use.begin(), layer.use.end(), 0.0);
+    all += use;
+    if (use > 0) sum += use * balancedness(layer.owners, layer.use, n);
+  }
+  return all > 0 ? sum / all : 1;
+}
+
 RebalancePlan plan_rebalance(const std::vector<LayerUse>& layers, const RebalanceLimits& limits) {
+  if (!limits.fixed.empty()) return plan_movable(layers, limits);
   RebalancePlan plan;
   Waves waves(spare_slots(layers));
   double before = 0, after = 0, all = 0;

@@ -36,6 +36,9 @@ struct RebalanceLimits {
   int n_of_host = 1 << 30;   // ranks of a host
   int n_groups = 1;          // the router's
   double least_gain = 0.02;  // in a layer's balancedness; less changes nothing there
+  // [ranks, the same in all layers] whose experts stay, and so do replicas of these on others;
+  // then hosts and groups do not matter. Empty: of none.
+  std::vector<bool> fixed = {};
 };
 
 // The most even of: swaps from the present owners, and assignments from scratch as
@@ -47,6 +50,11 @@ OwnersOfLayer rebalanced(const OwnersOfLayer& now, const std::vector<double>& us
 // Room for arriving experts that a rank needs: the most that it has of a layer. [ranks]
 std::vector<int> spare_slots(const std::vector<LayerUse>& layers);
 
+// The balancedness among the ranks that are not fixed, of the experts that are theirs alone: mean
+// of the layers weighted by their use. 1 without such use.
+double movable_balancedness(const std::vector<LayerUse>& layers, const std::vector<bool>& fixed);
+
+// With fixed ranks, `before` and `after` are movable_balancedness().
 RebalancePlan plan_rebalance(const std::vector<LayerUse>& layers, const RebalanceLimits& limits);
 
 }  // namespace tandem

@@ -1,7 +1,8 @@
 // Loads more experts of a worker's model while the worker computes those that it has.
 #pragma once
 #include <cstdint>
-#include <vector>
+
+#include "transport/expert_messages.h"
 
 namespace tandem {
 
@@ -13,13 +14,17 @@ class ExpertLoader {
     State state = State::kIdle;
     int64_t bytes_done = 0, bytes_total = 0;
   };
-  // Begins to load experts [n_experts] of every layer that were not loaded before. Only when idle.
-  virtual void begin(const std::vector<bool>& experts) = 0;
+  // Begins to load experts that were not loaded before. Only when idle.
+  virtual void begin(const ExpertsOfLayers& experts) = 0;
   // Thread-safe.
   virtual Progress progress() const = 0;
   // The experts of a load that has ended are computed from now on, and the loader is idle. Called
   // while nothing is computed. Throws Error that says why they were not loaded.
   virtual void finish() = 0;
+  // Of a worker whose experts move, only when idle: whether there is memory for more experts, and
+  // from now on these are not computed, and their memory is for others; while nothing is computed.
+  virtual bool has_room(const ExpertsOfLayers&) const { return true; }
+  virtual void drop(const ExpertsOfLayers&) {}
 };
 
 }  // namespace tandem

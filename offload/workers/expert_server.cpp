@@ -134,6 +134,7 @@ class ExpertServer::Peer final : public MessageSink {
             header.n_bytes <= static_cast<uint64_t>(next().body.bytes()))
           return next().body.span().first(header.n_bytes);
         if (header.kind == MessageKind::kLoad && header.n_bytes == load_.size()) return load_;
+        if (header.kind == MessageKind::kUses && header.n_bytes == load_.size()) return load_;
         [[fallthrough]];
       default:
         throw ProtocolError("an unexpected message");
@@ -150,7 +151,11 @@ class ExpertServer::Peer final : public MessageSink {
         return take_setup();
       default:
         if (header.kind == MessageKind::kLoad)
-          server_.loads_->ask(slot_, load_from(load_, load_.size()));
+          server_.loads_->ask(
+              slot_, load_from(load_, server_.loads_->experts().size(), server_.n_experts_));
+        else if (header.kind == MessageKind::kUses)
+          server_.loads_->uses(
+              slot_, experts_from(load_, server_.loads_->experts().size(), server_.n_experts_));
         else
           take_request(header);
     }
@@ -176,12 +181,14 @@ class ExpertServer::Peer final : public MessageSink {
       held.body = Buffer(server_.shape_.bytes(setup_.max_rows, RowType::kF32));
       held.answer = Buffer(int64_t{setup_.max_rows} * server_.shape_.dim * int64_t{sizeof(float)});
     }
-    if (server_.loads_->is_standby()) load_.resize(server_.loads_->experts().size());
+    if (server_.loads_->loads())
+      load_.resize(server_.loads_->experts().size() * server_.n_experts_);
     stage_ = Stage::kServing;
     slot_ = static_cast<int>(std::find(server_.slots_.begin(), server_.slots_.end(), nullptr) -
                              server_.slots_.begin());
     server_.slots_[slot_] = this;
     server_.batcher_->joined(slot_);
+    server_.loads_->joined(slot_);
     const std::chrono::milliseconds half(std::max(1u, setup_.beat_ms / 2));
     server_.pause_ = std::min(server_.pause_.load(), half);
     send(MessageKind::kReady, 0, {});
@@ -191,7 +198,7 @@ class ExpertServer::Peer final : public MessageSink {
   void take_request(const MessageHeader& header) {
     Held& held = next();
     held.request = request_from(held.body.span().first(header.n_bytes), server_.shape_,
-                                server_.has_experts_, server_.loads_->experts());
+                                server_.has_experts_, server_.loads_->used_by(slot_));
     const RequestHead& head = held.request.head;
     if (head.n_rows > static_cast<int32_t>(setup_.max_rows) ||
         (head.type == RowType::kBf16 && !server_.welcome_.takes_bf16))
@@ -232,7 +239,7 @@ class ExpertServer::Peer final : public MessageSink {
   std::vector<std::byte> path_, path_answer_;  // that were received and sent
   WorkerSetup setup_;
   Clock::time_point last_sent_{};
-  std::vector<std::byte> load_;         // [n_experts] what it asks for; empty: it may not
+  std::vector<std::byte> load_;  // [layers, n_experts] what it asks for or uses; empty: it may not
   std::vector<std::byte> load_answer_;  // that is sent
   std::array<Held, kMostRequests> held_;
   int first_ = 0;         // of held_, with the first queued request
@@ -267,7 +274,8 @@ void ExpertServer::run(const ServedExperts& served) {
   std::unique_lock lock(connections_);
   welcome_ = served.welcome;
   welcome_bytes_ = bytes_of(welcome_);
-  loads_.emplace(welcome_.experts, served.loader);
+  loads_.emplace(welcome_.experts, served.loader, welcome_.moves_experts);
+  n_experts_ = c.router.n_experts;
   shape_ = {.n_active = c.router.n_active,
             .dim = static_cast<int32_t>(c.dim),
             .max_rows = served.welcome.max_rows};
@@ -301,6 +309,11 @@ void ExpertServer::serve(std::unique_lock<std::mutex>& lock) {
     if (loads_->has_ended()) {
       finish_load();
       continue;  // who waits for it is told
+    }
+    if (loads_->has_unused()) {
+      options_.note(loads_->drop_unused());
+      describe();
+      continue;
     }
     const bool may_wait = leave_by_ == Clock::time_point();
     const RequestBatcher::Choice& next = batcher_->choose(Clock::now(), may_wait);
@@ -474,6 +487,11 @@ void ExpertServer::release(Peer& peer) {
 // Nothing is computed. Who asked for the experts is told next, others when they connect or ask.
 void ExpertServer::finish_load() {
   options_.note(loads_->finish());
+  describe();
+}
+
+// What backbones are told that connect from now on.
+void ExpertServer::describe() {
   welcome_.experts = loads_->experts();
   // A welcome that is being sent changes only from one valid answer to the other.
   const std::vector<std::byte> bytes = bytes_of(welcome_);

@@ -35,7 +35,7 @@ struct ServedExperts {
   ExpertPool& experts;
   Team& team;
   WorkerWelcome welcome;           // with the experts that are there from the start
-  ExpertLoader* loader = nullptr;  // not null: a standby
+  ExpertLoader* loader = nullptr;  // not null: a standby, or a worker whose experts move
 };
 
 class ExpertServer {
@@ -97,6 +97,7 @@ class ExpertServer {
                    float* sums);
   void release(Peer& peer);
   void finish_load();
+  void describe();
 
   const Options options_;
   std::unique_ptr<MessageListener> listener_;
@@ -110,6 +111,7 @@ class ExpertServer {
   std::vector<std::byte> welcome_bytes_;
   std::optional<StandbyLoads> loads_;
   RequestShape shape_{};
+  int n_experts_ = 0;              // of a layer
   std::vector<bool> has_experts_;  // [layers]
   std::vector<std::unique_ptr<Peer>> peers_;
   std::array<Peer*, kMostPeers> slots_{};  // the served ones, by their number in batcher_

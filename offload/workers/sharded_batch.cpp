@@ -17,10 +17,13 @@ ShardedBatch::ShardedBatch(const std::vector<Shard>& shards, const RequestShape&
   for (size_t s = 0; s < shards.size(); ++s) {
     ShardPart& part = parts_[s];
     part.shard = &shards[s];
-    for (const int expert : shards[s].experts) {
-      shard_of_.resize(std::max<size_t>(shard_of_.size(), expert + 1));
-      shard_of_[expert] = static_cast<int>(s);
-    }
+    const std::vector<std::vector<int>>& layers = shards[s].experts;
+    shard_of_.resize(layers.size());
+    for (size_t l = 0; l < layers.size(); ++l)
+      for (const int expert : layers[l]) {
+        shard_of_[l].resize(std::max<size_t>(shard_of_[l].size(), expert + 1));
+        shard_of_[l][expert] = static_cast<int>(s);
+      }
     if (shards[s].owners.empty()) {
       local_shard_ = static_cast<int>(s);
       continue;
@@ -36,6 +39,7 @@ void ShardedBatch::divide(const ExpertBatch& batch) {
   batch_ = batch;
   has_local_ = false;
   const int n_active = shape_.n_active;
+  const std::vector<int>& shard_of = shard_of_[batch.layer];
   for (ShardPart& part : parts_) {
     part.rows.clear();
     part.state = ShardPart::State::kUnused;
@@ -46,12 +50,12 @@ void ShardedBatch::divide(const ExpertBatch& batch) {
     for (int k = 0; k < n_active; ++k) {
       const int32_t id = batch.routing.ids.row<int32_t>(t)[k];
       if (id < 0) continue;
-      if (shard_of_[id] == local_shard_) {
+      if (shard_of[id] == local_shard_) {
         local_ids_[t * n_active + k] = id;
         has_local_ = true;
         continue;
       }
-      ShardPart& part = parts_[shard_of_[id]];
+      ShardPart& part = parts_[shard_of[id]];
       if (part.rows.empty() || part.rows.back() != t) {
         part.rows.push_back(t);
         const int64_t begin = (std::ssize(part.rows) - 1) * n_active;

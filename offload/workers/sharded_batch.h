@@ -50,10 +50,10 @@ class ShardedBatch {
 
  private:
   const RequestShape shape_;
-  std::vector<int> shard_of_;       // [n_experts]
-  std::vector<ShardPart> parts_;    // [shards]
-  std::vector<int32_t> local_ids_;  // [max_rows, n_active]
-  int local_shard_ = -1;            // -1: workers have all experts
+  std::vector<std::vector<int>> shard_of_;  // [layers][n_experts]
+  std::vector<ShardPart> parts_;            // [shards]
+  std::vector<int32_t> local_ids_;          // [max_rows, n_active]
+  int local_shard_ = -1;                    // -1: workers have all experts
   ExpertBatch batch_ = {};
   bool has_local_ = false;
 };

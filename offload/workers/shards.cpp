@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -21,20 +22,92 @@ std::optional<int> number_of(std::string_view text) {
 
 }  // namespace
 
-std::vector<Shard> shards_of(const std::vector<std::vector<bool>>& owned, int n_experts) {
+std::vector<Shard> shards_of(const std::vector<ExpertsOfLayers>& owned, int n_layers,
+                             int n_experts) {
   std::vector<Shard> shards;
-  for (int expert = 0; expert < n_experts; ++expert) {
-    std::vector<int> owners;
-    for (size_t worker = 0; worker < owned.size(); ++worker)
-      if (owned[worker][expert]) owners.push_back(static_cast<int>(worker));
-    const auto same = std::find_if(shards.begin(), shards.end(),
-                                   [&](const Shard& shard) { return shard.owners == owners; });
-    if (same == shards.end())
-      shards.push_back({{expert}, std::move(owners)});
-    else
-      same->experts.push_back(expert);
-  }
+  for (int layer = 0; layer < n_layers; ++layer)
+    for (int expert = 0; expert < n_experts; ++expert) {
+      std::vector<int> owners;
+      for (size_t worker = 0; worker < owned.size(); ++worker)
+        if (owned[worker][layer][expert]) owners.push_back(static_cast<int>(worker));
+      auto same = std::find_if(shards.begin(), shards.end(),
+                               [&](const Shard& shard) { return shard.owners == owners; });
+      if (same == shards.end()) {
+        shards.push_back({std::vector<std::vector<int>>(n_layers), std::move(owners)});
+        same = std::prev(shards.end());
+      }
+      same->experts[layer].push_back(expert);
+    }
   return shards;
+}
+
+std::vector<int> in_any_layer(const ExpertsOfLayers& experts) {
+  std::vector<bool> any;
+  for (const std::vector<bool>& of_layer : experts) {
+    any.resize(std::max(any.size(), of_layer.size()));
+    for (size_t e = 0; e < of_layer.size(); ++e) any[e] = any[e] || of_layer[e];
+  }
+  return listed(any);
+}
+
+std::vector<int> in_any_layer(const Shard& shard) {
+  std::vector<int> any;
+  for (const std::vector<int>& of_layer : shard.experts)
+    any.insert(any.end(), of_layer.begin(), of_layer.end());
+  std::sort(any.begin(), any.end());
+  any.erase(std::unique(any.begin(), any.end()), any.end());
+  return any;
+}
+
+std::string text_of_layers(const ExpertsOfLayers& experts) {
+  const bool same =
+      std::adjacent_find(experts.begin(), experts.end(), std::not_equal_to<>()) == experts.end();
+  return text_of_experts(in_any_layer(experts)) + (same ? "" : ", not all in every layer");
+}
+
+std::string text_of_shard(const Shard& shard) {
+  const bool same = std::adjacent_find(shard.experts.begin(), shard.experts.end(),
+                                       std::not_equal_to<>()) == shard.experts.end();
+  return text_of_experts(in_any_layer(shard)) + (same ? "" : ", not all in every layer");
+}
+
+bool has_any(const ExpertsOfLayers& experts) { return n_of_all_layers(experts) > 0; }
+
+int64_t n_of_all_layers(const ExpertsOfLayers& experts) {
+  int64_t n = 0;
+  for (const std::vector<bool>& of_layer : experts)
+    n += std::count(of_layer.begin(), of_layer.end(), true);
+  return n;
+}
+
+void add_layers(const ExpertsOfLayers& experts, ExpertsOfLayers& to) {
+  to.resize(std::max(to.size(), experts.size()));
+  for (size_t l = 0; l < experts.size(); ++l) {
+    to[l].resize(std::max(to[l].size(), experts[l].size()));
+    for (size_t e = 0; e < experts[l].size(); ++e)
+      if (experts[l][e]) to[l][e] = true;
+  }
+}
+
+ExpertsOfLayers layers_without(ExpertsOfLayers experts, const ExpertsOfLayers& others) {
+  for (size_t l = 0; l < std::min(experts.size(), others.size()); ++l)
+    for (size_t e = 0; e < std::min(experts[l].size(), others[l].size()); ++e)
+      if (others[l][e]) experts[l][e] = false;
+  return experts;
+}
+
+ExpertsOfLayers experts_of_shard(const Shard& shard, int n_layers, int n_experts) {
+  ExpertsOfLayers experts(n_layers, std::vector<bool>(n_experts));
+  for (size_t layer = 0; layer < shard.experts.size(); ++layer)
+    for (const int expert : shard.experts[layer]) experts.at(layer).at(expert) = true;
+  return experts;
+}
+
+bool has_one_of(const ExpertsOfLayers& experts, const Shard& shard) {
+  for (size_t layer = 0; layer < std::min(experts.size(), shard.experts.size()); ++layer)
+    for (const int expert : shard.experts[layer])
+      if (experts[layer][expert]) return true;
+  return false;
 }
 
 std::vector<int> listed(const std::vector<bool>& experts) {

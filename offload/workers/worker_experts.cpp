@@ -36,16 +36,40 @@ WorkerExperts::WorkerExperts(const WorkerExpertsParts& parts,
       row_type_(workers_.row_type()),
       uses_(workers_.size()),
       carry_([this] { carry(); }) {
+  const int64_t n_values = int64_t{p_.max_tokens} * shape_.dim;
+  if (row_type_ == RowType::kBf16) encoded_ = Buffer(n_values * bytes_of(row_type_));
+  prepare();
+  waited_.reserve(workers_.size());
+}
+
+// For the shards that there are now.
+void WorkerExperts::prepare() {
+  local_shard_ = -1;
   for (size_t s = 0; s < shards().size(); ++s)
     if (shards()[s].owners.empty()) local_shard_ = static_cast<int>(s);
   const int n_remote = static_cast<int>(shards().size()) - (local_shard_ >= 0 ? 1 : 0);
-  most_answers_ = std::min(n_remote, shape_.n_active);
+  const int most_answers = std::min(n_remote, shape_.n_active);
+  works_.clear();
   for (int i = 0; i < n_tickets(p_.micro_batches); ++i)
     works_.push_back({ShardedBatch(shards(), shape_, most_tokens_of(i, p_.max_tokens))});
-  const int64_t n_values = int64_t{p_.max_tokens} * shape_.dim;
-  if (row_type_ == RowType::kBf16) encoded_ = Buffer(n_values * bytes_of(row_type_));
-  sums_ = Buffer(n_values * most_answers_ * int64_t{sizeof(float)});
-  waited_.reserve(workers_.size());
+  if (most_answers <= most_answers_) return;
+  most_answers_ = most_answers;
+  sums_ = Buffer(int64_t{p_.max_tokens} * shape_.dim * most_answers_ * int64_t{sizeof(float)});
+}
+
+WorkerHomes WorkerExperts::homes() const {
+  WorkerHomes homes = workers_.homes();
+  for (int layer = 0; layer < p_.config.n_all_layers(); ++layer)
+    if (!p_.config.is_moe(layer)) homes.homes.ranks[layer].clear();
+  return homes;
+}
+
+std::string WorkerExperts::finish_move() {
+  take_links();
+  end_tickets();
+  std::string why = workers_.finish_move();
+  if (why.empty()) prepare();
+  return why;
 }
 
 WorkerExperts::~WorkerExperts() {
@@ -217,7 +241,7 @@ void WorkerExperts::send_waiting() {
         if (worker < 0) break;
         if (part.n_lost >= kMostLost)
           fail(fmt::format("a request for experts {} has ended {} times: {}",
-                           text_of_experts(part.shard->experts), part.n_lost, owners_of(part)));
+                           text_of_shard(*part.shard), part.n_lost, owners_of(part)));
         send(work, part, worker);
       }
   }
@@ -305,7 +329,7 @@ void WorkerExperts::require_patience(const ShardPart& part) {
   since = std::max(since, workers_.got_on(*part.shard));
   if (Clock::now() - since < p_.patience) return;
   fail(fmt::format("experts {} have had no worker for {:g} s: {}{}: start one of them again",
-                   text_of_experts(part.shard->experts), p_.patience.count(), owners_of(part),
+                   text_of_shard(*part.shard), p_.patience.count(), owners_of(part),
                    workers_.text_of_standbys(*part.shard)));
 }
 
@@ -318,7 +342,7 @@ void WorkerExperts::require_time_left(const Work& work, Clock::time_point begin)
       fmt::format("experts {} were not computed within {:g} s, and other ranks wait no longer: "
                   "{}{}: give a larger "
                   "--worker-patience",
-                  text_of_experts(part->shard->experts), p_.longest_wait.count(), owners_of(*part),
+                  text_of_shard(*part->shard), p_.longest_wait.count(), owners_of(*part),
                   workers_.text_of_standbys(*part->shard)));
 }
 

@@ -60,6 +60,16 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   std::vector<WorkerStatus> workers() const override { return workers_.status(); }
   const std::vector<Shard>& shards() const { return workers_.shards(); }
 
+  // Between steps: experts that move between workers, as WorkerGroup's calls.
+  WorkerHomes homes() const;
+  std::vector<int64_t> version_of_homes() const { return workers_.version_of_homes(); }
+  void begin_move(const WorkerHomes& homes, std::span<const ExpertChange> changes) {
+    workers_.begin_move(homes, changes);
+  }
+  WorkerMoveState move_state() const { return workers_.move_state(); }
+  std::string finish_move();
+  void give_up_move() { workers_.give_up_move(); }
+
  private:
   // A ticket.
   struct Work {
@@ -71,6 +81,7 @@ class WorkerExperts final : public ExpertPool, private AnswerSink {
   std::span<std::byte> place_of_answer(uint64_t number, uint64_t n_bytes) override;
   void answered(uint64_t number) override;
 
+  void prepare();
   void encode(const ExpertBatch& batch);
   void compute_local(Work& work);
   void add(const Work& work, TensorView y);

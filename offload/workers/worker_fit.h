@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-// Says what decides the bits of this worker's sum of these experts, of which those that it does not
-// have count as in its memory: workers with the same text give the same bits.
+// Says what decides the bits of this worker's sum of these experts, in any layer, of which those
+// that it does not have count as in its memory: workers with the same text give the same bits.
 std::string arithmetic_of(const WorkerWelcome& worker, const std::vector<int>& experts);
 
 struct WorkerNeeds {

@@ -26,9 +26,9 @@ void move_links(Links& from, Links& to, IsToGo is_to_go) {
 }  // namespace
 
 WorkerGroup::WorkerGroup(Parts parts, Links links, const std::vector<WorkerWelcome>& welcomes)
-    : p_(std::move(parts)), shards_(p_.needs.shards), links_(std::move(links)) {
+    : p_(std::move(parts)), needs_(p_.needs), shards_(p_.needs.shards), links_(std::move(links)) {
   for (size_t w = 0; w < links_.size(); ++w)
-    links_[w]->keep(welcomes[w], p_.needs.max_rows, p_.changed);
+    links_[w]->keep(welcomes[w], needs_.max_rows, p_.changed);
 }
 
 void WorkerGroup::update(const std::vector<std::string>& listed) {
@@ -44,8 +44,8 @@ void WorkerGroup::update(const std::vector<std::string>& listed) {
     WorkerLinkOptions options = links_[0]->options();
     options.address = address;
     newcomers_.push_back(std::make_unique<WorkerLink>(p_.transport, options));
-    const auto fits = [this](const WorkerWelcome& worker) { require_fits(worker, p_.needs); };
-    newcomers_.back()->keep_newcomer(fits, p_.needs.max_rows, p_.changed);
+    const auto fits = [this](const WorkerWelcome& worker) { require_newcomer_fits(worker); };
+    newcomers_.back()->keep_newcomer(fits, needs_.max_rows, p_.changed);
   }
   for (WorkerLink* const link : present())
     if (link->is_known() && !is_in(listed, link->address())) leave_unless_needed(*link);
@@ -84,16 +84,19 @@ void WorkerGroup::leave_unless_needed(WorkerLink& link) {
 std::vector<int> WorkerGroup::experts_of_no_other(const WorkerLink& link) const {
   const std::vector<WorkerLink*> all = present();
   std::vector<int> experts;
-  for (size_t s = 0; s < p_.needs.shards.size(); ++s) {
-    const Shard& shard = p_.needs.shards[s];
-    if (!owns(link.welcome(), p_.needs, s)) continue;
+  for (size_t s = 0; s < needs_.shards.size(); ++s) {
+    const Shard& shard = needs_.shards[s];
+    if (!owns(link.welcome(), needs_, s)) continue;
     const bool has_other = std::any_of(all.begin(), all.end(), [&](const WorkerLink* other) {
       return other != &link && other->is_known() && other->is_up() &&
-             owns(other->welcome(), p_.needs, s);
+             owns(other->welcome(), needs_, s);
     });
-    if (!has_other) experts.insert(experts.end(), shard.experts.begin(), shard.experts.end());
+    if (has_other) continue;
+    const std::vector<int> of_shard = in_any_layer(shard);
+    experts.insert(experts.end(), of_shard.begin(), of_shard.end());
   }
   std::sort(experts.begin(), experts.end());
+  experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
   return experts;
 }
 
@@ -113,31 +116,30 @@ void WorkerGroup::ask_standbys() {
     StandbyState& state = states.emplace_back();
     state.takes_orders = standby->is_up() && !load.is_under_way;
     for (size_t s = 0; s < shards_.size(); ++s) {
-      const int first = p_.needs.shards[s].experts.front();
-      state.loads.push_back(load.is_under_way && load.experts[first]);
-      state.may_load.push_back(may_own(standby->welcome(), p_.needs, s) &&
-                               !owns(standby->welcome(), p_.needs, s) && !load.refused[first]);
+      const Shard& shard = needs_.shards[s];
+      state.loads.push_back(load.is_under_way && has_one_of(load.experts, shard));
+      state.may_load.push_back(may_own(standby->welcome(), needs_, s) &&
+                               !owns(standby->welcome(), needs_, s) &&
+                               !has_one_of(load.refused, shard));
     }
   }
   for (const auto& [shard, standby] : standby_orders(lost, states)) {
-    const std::vector<int>& experts = p_.needs.shards[shard].experts;
-    std::vector<bool> wanted(p_.needs.model.experts.size());
-    for (const int expert : experts) wanted[expert] = true;
+    const Shard& of = needs_.shards[shard];
     p_.warn(fmt::format("experts {} have no worker that is up: the standby {} loads them",
-                        text_of_experts(experts), standbys[standby]->address()));
-    standbys[standby]->ask_to_load(wanted);
+                        text_of_shard(of), standbys[standby]->address()));
+    standbys[standby]->ask_to_load(of);
   }
 }
 
 // Those without an owner that is listed, and is up or was until a moment ago.
 std::vector<int> WorkerGroup::lost_shards(const std::vector<WorkerLink*>& all) const {
   std::vector<int> lost;
-  for (size_t s = 0; s < p_.needs.shards.size(); ++s) {
-    if (p_.needs.shards[s].owners.empty()) continue;
+  for (size_t s = 0; s < needs_.shards.size(); ++s) {
+    if (needs_.shards[s].owners.empty()) continue;
     const bool has_owner = std::any_of(all.begin(), all.end(), [&](const WorkerLink* link) {
       return link->is_known() && !kept_.contains(link->address()) &&
              (link->is_up() || Clock::now() - link->down_since() < p_.grace) &&
-             owns(link->welcome(), p_.needs, s);
+             owns(link->welcome(), needs_, s);
     });
     if (!has_owner) lost.push_back(static_cast<int>(s));
   }
@@ -149,8 +151,7 @@ Clock::time_point WorkerGroup::got_on(const Shard& shard) const {
   Clock::time_point latest{};
   for (const WorkerLink* const link : present()) {
     const WorkerLink::Load load = link->load();
-    if (!load.experts.empty() && load.experts[shard.experts.front()])
-      latest = std::max(latest, load.got_on);
+    if (has_one_of(load.experts, shard)) latest = std::max(latest, load.got_on);
   }
   return latest;
 }
@@ -159,9 +160,9 @@ std::string WorkerGroup::text_of_standbys(const Shard& shard) const {
   const std::lock_guard lock(mutex_);
   std::string text;
   for (const WorkerLink* const link : present()) {
+    if (!link->is_standby()) continue;
     const WorkerLink::Load load = link->load();
-    const int first = shard.experts.front();
-    if (load.experts.empty() || !load.experts[first] || link->welcome().experts[first]) continue;
+    if (!has_one_of(load.experts, shard) || has_one_of(link->welcome().experts, shard)) continue;
     text += fmt::format(", standby {} ({})", link->address(),
                         !load.why.empty() ? load.why
                         : link->is_up()   ? "it loads them"
@@ -208,14 +209,113 @@ bool WorkerGroup::take_in_newcomers() {
 }
 
 void WorkerGroup::set_owners() {
+  ++n_changes_;
   for (size_t s = 0; s < shards_.size(); ++s) {
     Shard& shard = shards_[s];
     if (shard.owners.empty()) continue;  // the backbone has its experts
     shard.owners.clear();
     for (int w = 0; w < size(); ++w)
-      if (owns(links_[w]->welcome(), p_.needs, s)) shard.owners.push_back(w);
+      if (owns(links_[w]->welcome(), needs_, s)) shard.owners.push_back(w);
     check(!shard.owners.empty(), "an owner of every shard");
   }
+}
+
+// On the thread of a link.
+void WorkerGroup::require_newcomer_fits(const WorkerWelcome& worker) const {
+  const std::lock_guard lock(mutex_);
+  require_fits(worker, needs_);
+}
+
+WorkerHomes WorkerGroup::homes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<WorkerHomes::Worker> workers;
+  for (const WorkerLink* const link : present())
+    if (link->is_known())
+      workers.push_back({link->address(), link->welcome(), link->moves_experts() && link->is_up()});
+  return worker_homes(std::move(workers), needs_.model.n_layers);
+}
+
+void WorkerGroup::begin_move(const WorkerHomes& homes, std::span<const ExpertChange> changes) {
+  move_ = worker_move(homes, changes);
+  const std::lock_guard lock(mutex_);
+  for (WorkerMove::Part& part : move_.parts) {
+    WorkerLink* const link = link_to(part.address);
+    if (!link || !link->is_up())
+      part.why_not = "was lost";
+    else if (has_any(part.arriving) && !link->ask_to_load(part.arriving))
+      part.why_not = "still loads what it was asked for before";
+  }
+}
+
+WorkerMoveState WorkerGroup::move_state() const {
+  const std::lock_guard lock(mutex_);
+  return state_of_move();
+}
+
+// With the mutex.
+WorkerMoveState WorkerGroup::state_of_move() const {
+  WorkerMoveState state;
+  for (const WorkerMove::Part& part : move_.parts) {
+    const WorkerLink* const link = link_to(part.address);
+    const WorkerLink::Load load = link ? link->load() : WorkerLink::Load();
+    const bool is_asked = part.why_not.empty() && has_any(part.arriving);
+    const bool is_here = link && link->is_up();
+    if (is_asked && is_here && load.is_under_way) {
+      state.is_loading = true;
+      continue;
+    }
+    const bool is_loaded = load.answer.state == LoadAnswer::State::kLoaded &&
+                           !has_any(layers_without(part.arriving, load.experts));
+    std::string why = part.why_not;
+    if (why.empty() && !is_here) why = "was lost";
+    if (why.empty() && is_asked && !is_loaded)
+      why = load.why.empty() ? "was lost" : "cannot load its experts: " + load.why;
+    if (!why.empty() && state.why.empty())
+      state.why = fmt::format("worker {} {}", part.address, why);
+    if (is_asked) state.n_bytes += load.answer.bytes_total;
+  }
+  return state;
+}
+
+std::string WorkerGroup::finish_move() {
+  const std::lock_guard lock(mutex_);
+  const WorkerMoveState state = state_of_move();
+  if (!state.why.empty()) return state.why;
+  check(!state.is_loading, "experts that are loaded");
+  for (const WorkerMove::Part& part : move_.parts) {
+    WorkerLink* const link = link_to(part.address);
+    ExpertsOfLayers held = layers_without(link->welcome().experts, part.leaving);
+    add_layers(part.arriving, held);
+    link->hold(held);
+  }
+  move_ = {};
+  divide_again();
+  return {};
+}
+
+void WorkerGroup::give_up_move() {
+  const std::lock_guard lock(mutex_);
+  for (const WorkerMove::Part& part : move_.parts)
+    if (WorkerLink* const link = link_to(part.address)) link->give_up_load();
+}
+
+std::vector<int64_t> WorkerGroup::version_of_homes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int64_t> version = {n_changes_};
+  for (const WorkerLink* const link : present()) version.push_back(link->is_up());
+  return version;
+}
+
+// Shards by what the workers have now, also those that are down.
+void WorkerGroup::divide_again() {
+  std::vector<WorkerWelcome> welcomes;
+  for (const WorkerLink* const link : present())
+    if (link->is_known()) welcomes.push_back(link->welcome());
+  const WorkerNeeds fresh = needs_of(welcomes, needs_.model.n_layers, needs_.max_rows);
+  needs_.shards = fresh.shards;
+  needs_.arithmetic = fresh.arithmetic;
+  shards_ = needs_.shards;
+  set_owners();
 }
 
 }  // namespace tandem

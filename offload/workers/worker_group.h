@@ -1,7 +1,8 @@
 // The workers of a backbone: links to those that are listed, and which of them own which shard. The
 // list may change while answers are computed: a worker that comes is one more owner of shards that
 // there are, and one that is not listed any more is left once others own what it has. A standby is
-// asked to load a shard whose owners are all lost, and is one of its owners from then on.
+// asked to load a shard whose owners are all lost, and is one of its owners from then on. Experts
+// of workers that let them move get other owners: then there are other shards.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 
 #include "offload/workers/worker_fit.h"
 #include "offload/workers/worker_link.h"
+#include "offload/workers/worker_move.h"
 
 namespace tandem {
 
@@ -50,9 +52,22 @@ class WorkerGroup {
   void begin_step();
   int size() const { return static_cast<int>(links_.size()); }
   WorkerLink& operator[](int worker) const { return *links_[worker]; }
-  // The experts of a shard stay the same, and each keeps an owner.
+  // Each keeps an owner, and its experts but for finish_move().
   const std::vector<Shard>& shards() const { return shards_; }
-  RowType row_type() const { return p_.needs.rows; }
+  RowType row_type() const { return needs_.rows; }
+
+  // The workers as they are now, of which a move is planned: number 0 is this process. Thread-safe.
+  WorkerHomes homes() const;
+  // Is another one once `homes` would be.
+  std::vector<int64_t> version_of_homes() const;
+  // Between steps: workers load what a wave of changes brings to them; the ranks of the changes are
+  // numbers of `homes`. What they load is used from finish_move() on, which returns an error, and
+  // changes nothing, if one of them is not there any more; empty: the changes hold.
+  void begin_move(const WorkerHomes& homes, std::span<const ExpertChange> changes);
+  WorkerMoveState move_state() const;
+  std::string finish_move();
+  // What is loaded for the move is not wanted: workers give it away.
+  void give_up_move();
 
  private:
   std::vector<WorkerLink*> present() const;
@@ -63,13 +78,19 @@ class WorkerGroup {
   std::vector<int> lost_shards(const std::vector<WorkerLink*>& all) const;
   bool take_in_newcomers();
   void set_owners();
+  void divide_again();
+  WorkerMoveState state_of_move() const;
+  void require_newcomer_fits(const WorkerWelcome& worker) const;
 
-  const Parts p_;  // the owners of its shards are those of the start
-  // The thread of steps changes both, links_ with the mutex.
+  const Parts p_;
+  int64_t n_changes_ = 0;
+  WorkerMove move_;
+  mutable std::mutex mutex_;  // guards what follows
+  // The thread of steps changes these three, with the mutex but for the shards.
+  WorkerNeeds needs_;  // the owners of its shards are not kept
   std::vector<Shard> shards_;
   std::vector<std::unique_ptr<WorkerLink>> links_;
 
-  mutable std::mutex mutex_;                            // guards what follows
   std::vector<std::unique_ptr<WorkerLink>> newcomers_;  // not taken in yet
   std::vector<std::unique_ptr<WorkerLink>> forgotten_;  // update() ends them: that takes time
   std::set<std::string> kept_;  // not listed, and the last owners of a shard

@@ -10,6 +10,8 @@ namespace tandem {
 namespace {
 
 constexpr std::chrono::milliseconds kAgain(500);  // between two tries to connect
+// Until a worker is asked again for what it has refused: another backbone may have left.
+constexpr std::chrono::seconds kAskAgain(1);
 
 ClientHandshake::Options handshake_with(const WorkerLinkOptions& options) {
   return {.address = options.address,
@@ -28,7 +30,7 @@ class WorkerLink::Receiver final : public MessageSink {
   std::span<std::byte> place(const MessageHeader& header) override {
     if (header.kind == MessageKind::kAnswer && answers_)
       return answers_->place_of_answer(header.number, header.n_bytes);
-    if (header.kind == MessageKind::kLoading && link_.is_standby() &&
+    if (header.kind == MessageKind::kLoading && (link_.is_standby() || link_.moves_experts()) &&
         header.n_bytes <= kMostLoadAnswerBytes) {
       link_.load_answer_.resize(header.n_bytes);
       return link_.load_answer_;
@@ -79,6 +81,7 @@ WorkerWelcome WorkerLink::ask() {
 void WorkerLink::keep(const WorkerWelcome& expected, int max_rows, MessageWaiter& changed) {
   expected_ = expected;
   is_standby_ = expected.is_standby;
+  moves_experts_ = expected.moves_experts;
   is_known_ = true;
   begin(max_rows, changed);
 }
@@ -157,23 +160,29 @@ void WorkerLink::connect(bool uses_path) {
   connected(welcome, handshake.take(), uses_path);
 }
 
-// A standby that was started again has lost what it had loaded, and loads it before it is up.
+// A standby that was started again has lost what it had loaded, and loads it before it is up. So
+// does a worker whose experts move, which may give away what has left it.
 void WorkerLink::connected(const WorkerWelcome& welcome,
                            std::unique_ptr<MessageConnection> connection, bool uses_path) {
-  std::vector<bool> lacking;
+  ExpertsOfLayers lacking;
   {
     const std::lock_guard lock(mutex_);
     if (!is_known_) expected_ = welcome;
-    lacking = expected_.experts;
-    for (size_t e = 0; e < lacking.size(); ++e) {
-      if (welcome.experts[e]) lacking[e] = false;
-      expected_.experts[e] = expected_.experts[e] || welcome.experts[e];
+    lacking = layers_without(expected_.experts, welcome.experts);
+    if (welcome.moves_experts) {
+      here_ = welcome.experts;
+      is_use_ordered_ = true;
+      gives_up_load_ = false;
+    } else {
+      add_layers(welcome.experts, expected_.experts);
     }
-    load_.refused.assign(lacking.size(), false);
+    load_.refused.clear();
     load_.why.clear();
+    load_.answer = {};
   }
-  const bool has_all = std::find(lacking.begin(), lacking.end(), true) == lacking.end();
+  const bool has_all = !has_any(lacking);
   is_standby_ = welcome.is_standby;
+  moves_experts_ = welcome.moves_experts;
   has_grown_ = is_known_.exchange(true) && is_standby_;
   {
     const std::lock_guard lock(in_use_);
@@ -184,7 +193,7 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
   }
   if (!has_all) {
     const std::lock_guard lock(mutex_);
-    why_down_ = fmt::format("it loads experts {} again", text_of_experts(listed(lacking)));
+    why_down_ = fmt::format("it loads experts {} again", text_of_layers(lacking));
     return order(lacking);
   }
   changed_->wake();
@@ -194,7 +203,8 @@ void WorkerLink::connected(const WorkerWelcome& welcome,
 void WorkerLink::require_expected(const WorkerWelcome& welcome) const {
   if (!is_known_) return require_fits_(welcome);
   WorkerWelcome same = welcome;
-  if (is_standby_ && same.experts.size() == expected_.experts.size())
+  if ((is_standby_ || moves_experts_) && has_model(same, expected_) &&
+      same.n_layers == expected_.n_layers)
     same.experts = expected_.experts;
   // How many experts fit a GPU depends on what else is in its memory.
   const std::vector<bool> on_gpu = std::exchange(same.on_gpu, expected_.on_gpu);
@@ -220,6 +230,7 @@ void WorkerLink::listen() {
     void answered(uint64_t) override {}
   } nothing;
   try {
+    ask_again();
     send_order();
     Receiver receiver(*this, &nothing);
     if (connection_->progress(receiver)) heard_ = Clock::now();
@@ -260,15 +271,38 @@ WorkerLink::Load WorkerLink::load() const {
   return load_;
 }
 
-void WorkerLink::ask_to_load(const std::vector<bool>& experts) {
+void WorkerLink::ask_to_load(const Shard& shard) {
   const std::lock_guard lock(mutex_);
-  if (is_up() && !load_.is_under_way) order(experts);
+  if (is_up() && !load_.is_under_way)
+    order(
+        experts_of_shard(shard, expected_.n_layers, static_cast<int>(expected_.experts[0].size())));
+}
+
+bool WorkerLink::ask_to_load(const ExpertsOfLayers& experts) {
+  const std::lock_guard lock(mutex_);
+  if (!is_up() || load_.is_under_way) return false;
+  ExpertsOfLayers all(expected_.n_layers, std::vector<bool>(expected_.experts[0].size()));
+  add_layers(experts, all);
+  order(std::move(all));
+  return true;
+}
+
+void WorkerLink::give_up_load() {
+  const std::lock_guard lock(mutex_);
+  gives_up_load_ = load_.is_under_way;
+  is_use_ordered_ = true;
+}
+
+void WorkerLink::hold(const ExpertsOfLayers& experts) {
+  const std::lock_guard lock(mutex_);
+  expected_.experts = experts;
+  is_use_ordered_ = true;
 }
 
 // With the mutex.
-void WorkerLink::order(const std::vector<bool>& experts) {
+void WorkerLink::order(ExpertsOfLayers experts) {
   load_.is_under_way = is_ordered_ = true;
-  load_.experts = experts;
+  load_.experts = std::move(experts);
   load_.why.clear();
   load_.answer = {};
   load_.got_on = Clock::now();
@@ -276,14 +310,26 @@ void WorkerLink::order(const std::vector<bool>& experts) {
 
 // Who uses the connection sends what another thread has asked for.
 void WorkerLink::send_order() {
-  if (!is_standby_ || !connection_->is_sent()) return;
+  if ((!is_standby_ && !moves_experts_) || !connection_->is_sent()) return;
+  bool tells_uses = false, asks = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!std::exchange(is_ordered_, false)) return;
-    order_ = bytes_of_load(load_.experts);
+    tells_uses = std::exchange(is_use_ordered_, false);
+    asks = std::exchange(is_ordered_, false);
+    if (tells_uses)
+      uses_ = bytes_of(layers_without(here_, layers_without(here_, expected_.experts)));
+    if (asks) order_ = bytes_of(load_.experts);
   }
-  const MessageBytes body = order_;
-  connection_->send(MessageKind::kLoad, 0, std::span(&body, 1));
+  const MessageBytes uses = uses_, order = order_;
+  if (tells_uses) connection_->send(MessageKind::kUses, 0, std::span(&uses, 1));
+  if (asks) connection_->send(MessageKind::kLoad, 0, std::span(&order, 1));
+}
+
+// A worker whose experts move is down while it has no room for what this backbone needs.
+void WorkerLink::ask_again() {
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::kLacking || !moves_experts_ || load_.is_under_way) return;
+  if (Clock::now() - load_.got_on >= kAskAgain) order(layers_without(expected_.experts, here_));
 }
 
 void WorkerLink::load_answered() {
@@ -298,17 +344,21 @@ void WorkerLink::load_answered() {
     load_.is_under_way = false;
     load_.why = answer.why;
     const bool is_loaded = answer.state == LoadAnswer::State::kLoaded;
-    std::vector<bool>& experts = is_loaded ? expected_.experts : load_.refused;
-    for (size_t e = 0; e < experts.size(); ++e) experts[e] = experts[e] || load_.experts[e];
+    if (!is_loaded)
+      add_layers(load_.experts, load_.refused);
+    else
+      add_layers(load_.experts, moves_experts_ ? here_ : expected_.experts);
     said = fmt::format("worker {} {} experts {}{}", options_.address,
-                       is_loaded ? "has loaded" : "does not load",
-                       text_of_experts(listed(load_.experts)), is_loaded ? "" : ": " + answer.why);
-    if (state_ == State::kLacking) why_down_ = answer.why;
+                       is_loaded ? "has loaded" : "does not load", text_of_layers(load_.experts),
+                       is_loaded ? "" : ": " + answer.why);
+    if (state_ == State::kLacking && std::exchange(why_down_, answer.why) == answer.why)
+      said.clear();
     if (state_ == State::kLacking && is_loaded) state_ = State::kUp;
-    if (is_loaded) has_grown_ = true;
+    if (is_loaded && is_standby_) has_grown_ = true;
+    if (std::exchange(gives_up_load_, false)) is_use_ordered_ = true;
   }
   changed_->wake();
-  options_.note(said);
+  if (!said.empty()) options_.note(said);
 }
 
 WorkerStatus WorkerLink::status() const {
@@ -317,7 +367,7 @@ WorkerStatus WorkerLink::status() const {
           .is_up = is_up(),
           .has_joined = is_known_ && require_fits_,
           .is_standby = is_standby_,
-          .n_experts = std::ssize(listed(expected_.experts)),
+          .n_experts = std::ssize(in_any_layer(expected_.experts)),
           .n_on_gpu = std::ssize(listed(expected_.on_gpu)),
           .is_loading = load_.is_under_way,
           .n_requests = n_all_requests_,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "offload/workers/shards.h"
 #include "ops/expert_pool.h"
 #include "transport/expert_messages.h"
 #include "transport/transport.h"
@@ -67,22 +68,31 @@ class WorkerLink {
   std::chrono::milliseconds deadline() const { return options_.deadline; }
   // Thread-safe. Whether it is known what the worker has: false before a newcomer fits.
   bool is_known() const { return is_known_; }
-  // Thread-safe; only for a known worker. The experts of a standby increase and never decrease: it
-  // is down while it lacks any that it had.
+  // Thread-safe; only for a known worker. Its experts are those that this backbone uses: those of a
+  // standby increase and never decrease, and those of a worker whose experts move are what hold()
+  // says. It is down while it lacks any of them.
   WorkerWelcome welcome() const;
   bool is_standby() const { return is_standby_; }
+  bool moves_experts() const { return moves_experts_; }
   // Thread-safe. Whether the worker has more experts than at the last call.
   bool take_growth() { return has_grown_.exchange(false); }
-  // Thread-safe. Asks a standby that is up to load experts [n_experts] beside those that it has,
-  // unless it has not answered yet. Its answer is in load().
-  void ask_to_load(const std::vector<bool>& experts);
+  // Thread-safe. Asks a standby that is up to load a shard beside what it has, unless it has not
+  // answered yet. Its answer is in load().
+  void ask_to_load(const Shard& shard);
+  // The same of a worker whose experts move, and these experts, which are used once hold() says so.
+  // Returns whether it was asked. give_up_load(): they are not wanted, also if they were loaded.
+  bool ask_to_load(const ExpertsOfLayers& experts);
+  void give_up_load();
+  // Thread-safe. This backbone uses these experts of a worker whose experts move from now on, of
+  // which it has loaded those that were not there. It may give others away.
+  void hold(const ExpertsOfLayers& experts);
   struct Load {
-    bool is_under_way = false;       // it was asked and has not answered
-    std::vector<bool> experts = {};  // [n_experts] that it was asked for last
-    std::vector<bool> refused = {};  // [n_experts] that it has refused since it is connected
-    std::string why = {};            // it has refused the last ones
-    LoadAnswer answer = {};          // the last one
-    Clock::time_point got_on = {};   // when it was asked, or the answer last changed
+    bool is_under_way = false;      // it was asked and has not answered
+    ExpertsOfLayers experts = {};   // that it was asked for last
+    ExpertsOfLayers refused = {};   // that it has refused since it is connected
+    std::string why = {};           // it has refused the last ones
+    LoadAnswer answer = {};         // the last one
+    Clock::time_point got_on = {};  // when it was asked, or the answer last changed
   };
   Load load() const;  // thread-safe
   // Thread-safe. The worker gets no request from now on, and the connection is closed once those
@@ -113,7 +123,7 @@ class WorkerLink {
   void add_round_trip(double seconds) { seconds_ = seconds_ + seconds; }
 
  private:
-  // kLacking: a standby is connected and loads again what it had.
+  // kLacking: the worker is connected and loads again what it had.
   enum class State : uint8_t { kDown, kLacking, kUp, kLeaving };
   class Receiver;
 
@@ -124,16 +134,18 @@ class WorkerLink {
   void require_expected(const WorkerWelcome& welcome) const;
   void connected(const WorkerWelcome& welcome, std::unique_ptr<MessageConnection> connection,
                  bool uses_path);
-  void order(const std::vector<bool>& experts);
+  void order(ExpertsOfLayers experts);
   void send_order();
   void load_answered();
+  void ask_again();
   void listen();
   void lose(const std::string& why, bool is_failure);
 
   Transport& transport_;
   const WorkerLinkOptions options_;
   RequireFits require_fits_;  // empty: it was there at the start
-  std::atomic<bool> is_known_{false}, leaves_{false}, is_standby_{false}, has_grown_{false};
+  std::atomic<bool> is_known_{false}, leaves_{false}, is_standby_{false}, moves_experts_{false},
+      has_grown_{false};
   int max_rows_ = 0;
   MessageWaiter* changed_ = nullptr;
 
@@ -141,7 +153,7 @@ class WorkerLink {
   std::unique_ptr<MessageConnection> connection_;
   int n_requests_ = 0;
   Clock::time_point heard_{};
-  std::vector<std::byte> order_, load_answer_;  // bodies that are sent and received
+  std::vector<std::byte> order_, uses_, load_answer_;  // bodies that are sent and received
 
   std::atomic<State> state_{State::kDown};
   std::atomic<Clock::time_point> down_since_{Clock::time_point()};
@@ -154,6 +166,9 @@ class WorkerLink {
   WorkerWelcome expected_;  // once is_known_
   Load load_;
   bool is_ordered_ = false;  // load_ is to be sent
+  // Of a worker whose experts move: what it has, and whether it is to be told what is used of it.
+  ExpertsOfLayers here_;
+  bool is_use_ordered_ = false, gives_up_load_ = false;
   std::string why_down_ = "it was never connected";
   std::thread thread_;  // the last member: it uses all others
 };

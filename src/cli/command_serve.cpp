@@ -20,7 +20,7 @@ namespace {
 
 bool moves(const ServeOptions& s) { return s.rebalance != Rebalance::kOff || s.live_hot_experts; }
 
-void require_sane(const ServeOptions& s) {
+void require_sane(const ServeOptions& s, const WorkerOptions& workers) {
   require_sane(static_cast<const ListenOptions&>(s));
   require(s.max_batch >= 1 && s.max_batch <= kMaxStepTokens,
           "--max-batch {}: must be between 1 and {}", s.max_batch, kMaxStepTokens);
@@ -38,6 +38,9 @@ void require_sane(const ServeOptions& s) {
   require(!s.live_hot_experts || s.rebalance == Rebalance::kOff,
           "--hot-experts live is for a GPU and the CPU beside it, --rebalance for ranks: leave one "
           "of them out");
+  require(!s.live_hot_experts || !workers.any(),
+          "--hot-experts live and --workers: experts do not move between a GPU and the CPU beside "
+          "it while workers have others: leave one of them out");
   require(s.rebalance_below > 0 && s.rebalance_below <= 1,
           "--rebalance-below {}: must be above 0 and at most 1", s.rebalance_below);
   require(s.rebalance_period >= 0, "--rebalance-period {}: must be 0 or more", s.rebalance_period);
@@ -223,7 +226,7 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
 
 int serve_command(const Options& options) {
   const ServeOptions& s = options.serve;
-  require_sane(s);
+  require_sane(s, options.model.workers);
   ModelOptions model = model_options(options);
   if (model.ranks.follow()) return follow({model});
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
@@ -297,9 +300,9 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   add_choice(
       serve, "--rebalance", s.rebalance,
       {{"off", Rebalance::kOff}, {"on-request", Rebalance::kOnRequest}, {"auto", Rebalance::kAuto}},
-      "move experts between ranks while answers go on, so that all have as much to compute: "
-      "when POST /rebalance is called, or also by itself; takes memory for one layer's "
-      "experts on each rank");
+      "move experts between ranks, or between workers with --experts-move, while answers go on, so "
+      "that all have as much to compute: when POST /rebalance is called, or also by itself; takes "
+      "memory for one layer's experts on each rank or worker");
   add_value(serve, "--rebalance-below", s.rebalance_below,
             "with auto: balancedness (mean over largest load of the ranks) that begins it");
   add_value(serve, "--rebalance-period", s.rebalance_period,

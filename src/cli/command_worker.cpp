@@ -93,6 +93,7 @@ int worker_command(const Options& options) {
                                .format = w.format,
                                .max_rows = w.chunk,
                                .draft = w.draft,
+                               .moves_experts = w.experts_move,
                                .cache = options.model.cache,
                                .cache_use = options.model.cache_use,
                                .progress = load_progress(options.quiet),
@@ -107,6 +108,9 @@ int worker_command(const Options& options) {
                      gigabytes(standby->expert_bytes())));
   else
     note(loaded.places());
+  if (loaded.spare_bytes() > 0)
+    note(fmt::format("experts move: {:.3f} GB of memory are for those that come",
+                     gigabytes(loaded.spare_bytes())));
   print_now(stdout, "listening on " + with_port(w.listen, server.port()));
   server.run(loaded.served());
   return 0;
@@ -138,6 +142,9 @@ void add_worker(CLI::App& app, Options& options, Command& command) {
             "experts of every layer that it computes, such as 0-127 or 0-3,8-11; auto: all; "
             "standby: none at first, and those whose workers are lost once a backbone asks for "
             "them");
+  worker->add_flag("--experts-move", w.experts_move,
+                   "let backbones with --rebalance move its experts to other workers with this "
+                   "option, and theirs to it; takes memory for one layer's experts more");
   worker->add_option("--placement", w.placement,
                      "placement file written by `tandem plan --out`, which says what this worker "
                      "has, instead of --experts, --device and --format");

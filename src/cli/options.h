@@ -97,6 +97,7 @@ struct ExpertWorkerOptions {
   std::optional<WeightFormat> format;
   int chunk = kStepTokens;                 // most rows of a request
   DraftChoice draft = DraftChoice::kAuto;  // LoadedExpertsOptions::draft
+  bool experts_move = false;
 };
 
 struct RouteOptions : ListenOptions {

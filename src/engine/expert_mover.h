@@ -3,9 +3,11 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "offload/balance/rebalance.h"
+#include "scheduling/expert_loads.h"
 
 namespace tandem {
 
@@ -33,10 +35,14 @@ class ExpertMover {
   virtual void load(std::span<const ExpertChange> changes) = 0;
   // Waits for nothing.
   virtual MoveStatus status() const = 0;
-  // Between two steps, after kLoaded: the changes hold. All ranks call it between the same steps.
+  // Between two steps, after kLoaded: the changes hold, unless the state is kFailed afterwards. All
+  // ranks call it between the same steps.
   virtual void move() = 0;
   // Between two steps: what load() has begun or done is given up. Does not wait for it.
   virtual void keep() = 0;
+  // Between two steps, while nothing moves: where the experts are, if that is not known yet, or has
+  // changed without a move; null otherwise. What is planned next refers to it.
+  virtual std::shared_ptr<const ExpertHomes> new_homes() { return nullptr; }
 };
 
 }  // namespace tandem

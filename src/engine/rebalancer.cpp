@@ -22,19 +22,7 @@ std::vector<SharedLayer> shared_layers(const ExpertUses& uses, const ExpertHomes
   return layers;
 }
 
-}  // namespace
-
-bool is_uneven(const ExpertUses& uses, const ExpertHomes& homes, double below) {
-  return loads_of(uses, homes).balancedness < below;
-}
-
-bool misses_hot_experts(const ExpertUses& uses, const ExpertHomes& homes, double below) {
-  const GpuShareOfUses share = gpu_share_of_uses(shared_layers(uses, homes));
-  return share.now < below * share.best;
-}
-
-RebalancePlan plan_for(const ExpertUses& uses, const ExpertHomes& homes) {
-  if (!homes.on_gpu.empty()) return plan_hot_experts(shared_layers(uses, homes), kHotExpertsAtOnce);
+std::vector<LayerUse> layer_uses(const ExpertUses& uses, const ExpertHomes& homes) {
   std::vector<LayerUse> layers;
   for (int layer = 0; layer < std::ssize(uses.of_layer); ++layer) {
     const std::vector<int64_t>& counts = uses.of_layer[layer];
@@ -48,7 +36,27 @@ RebalancePlan plan_for(const ExpertUses& uses, const ExpertHomes& homes) {
       std::sort(ranks.begin(), ranks.end());
     }
   }
-  return plan_rebalance(layers, {.n_of_host = homes.n_of_host, .n_groups = homes.n_groups});
+  return layers;
+}
+
+}  // namespace
+
+bool is_uneven(const ExpertUses& uses, const ExpertHomes& homes, double below) {
+  if (!homes.fixed.empty())
+    return movable_balancedness(layer_uses(uses, homes), homes.fixed) < below;
+  return loads_of(uses, homes).balancedness < below;
+}
+
+bool misses_hot_experts(const ExpertUses& uses, const ExpertHomes& homes, double below) {
+  const GpuShareOfUses share = gpu_share_of_uses(shared_layers(uses, homes));
+  return share.now < below * share.best;
+}
+
+RebalancePlan plan_for(const ExpertUses& uses, const ExpertHomes& homes) {
+  if (!homes.on_gpu.empty()) return plan_hot_experts(shared_layers(uses, homes), kHotExpertsAtOnce);
+  return plan_rebalance(
+      layer_uses(uses, homes),
+      {.n_of_host = homes.n_of_host, .n_groups = homes.n_groups, .fixed = homes.fixed});
 }
 
 Rebalancer::Rebalancer(StepRunner& model, ExpertHomes homes, Options options)
@@ -88,6 +96,7 @@ bool Rebalancer::is_busy() const {
 
 void Rebalancer::between_steps(const std::shared_ptr<const ExpertUses>& news) {
   if (!is_busy()) {
+    if (news) take_new_homes();
     if (!news || !is_due(*news) || !request(news)) return;
   }
   switch (phase_) {
@@ -109,8 +118,17 @@ bool Rebalancer::is_due(const ExpertUses& uses) const {
          options_.is_due(uses, *homes());
 }
 
+// Owners that have changed without a move, such as workers that have come.
+void Rebalancer::take_new_homes() {
+  std::shared_ptr<const ExpertHomes> homes = model_.mover()->new_homes();
+  if (!homes) return;
+  const std::lock_guard lock(mutex_);
+  homes_ = std::move(homes);
+}
+
 void Rebalancer::begin() {
   began_ = Clock::now();
+  take_new_homes();
   std::shared_ptr<const ExpertUses> uses;
   {
     const std::lock_guard lock(mutex_);
@@ -160,15 +178,19 @@ void Rebalancer::follow_loading() {
     return r.state == MoveStatus::State::kFailed;
   });
   if (failed != ranks.end()) {
-    change_report([&](RebalanceReport& r) {
-      r.error = fmt::format("rank {} cannot load its experts: {}", failed - ranks.begin(),
-                            failed->why.data());
-    });
-    model_.keep_experts();
-    phase_ = Phase::kStopping;
+    stop(ranks.size() == 1 ? failed->why.data()
+                           : fmt::format("rank {} cannot load its experts: {}",
+                                         failed - ranks.begin(), failed->why.data()));
   } else if (count(MoveStatus::State::kLoaded) == std::ssize(ranks)) {
     move_wave(ranks);
   }
+}
+
+// Once all ranks have given up what they loaded, the rebalance has failed.
+void Rebalancer::stop(std::string why) {
+  change_report([&](RebalanceReport& r) { r.error = std::move(why); });
+  model_.keep_experts();
+  phase_ = Phase::kStopping;
 }
 
 void Rebalancer::move_wave(std::span<const MoveStatus> loaded) {
@@ -181,8 +203,11 @@ void Rebalancer::move_wave(std::span<const MoveStatus> loaded) {
   }
   const auto start = Clock::now();
   model_.move_experts();
-  model_.move_status();  // all ranks have moved
+  const std::span<const MoveStatus> moved = model_.move_status();  // all ranks have moved
   const double pause = seconds_since(start);
+  // Only where there is one: a worker was lost after it had loaded, so nothing has moved.
+  if (moved.size() == 1 && moved[0].state == MoveStatus::State::kFailed)
+    return stop(moved[0].why.data());
   auto homes = std::make_shared<ExpertHomes>(*this->homes());
   homes->apply(plan_of_waves_.waves[wave_++]);
   change_report([&](RebalanceReport& r) {

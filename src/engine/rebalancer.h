@@ -75,10 +75,12 @@ class Rebalancer {
   enum class Phase { kIdle, kPlanning, kLoading, kStopping };
   static constexpr std::chrono::milliseconds kPollInterval{5};
   bool is_due(const ExpertUses& uses) const;
+  void take_new_homes();
   void begin();
   void take_plan();
   void load_next();
   void follow_loading();
+  void stop(std::string why);
   void move_wave(std::span<const MoveStatus> loaded);
   void end(State state);
   template <class Change>

@@ -39,9 +39,9 @@ std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout
 std::string arithmetic_of_workers(const AskedWorkers& asked) {
   std::vector<std::string> all;
   for (const WorkerWelcome& worker : asked.welcomes)
-    if (!listed(worker.experts).empty())  // else it is a standby
-      all.push_back(fmt::format("experts {} ({})", text_of_experts(listed(worker.experts)),
-                                arithmetic_of(worker, listed(worker.experts))));
+    if (has_any(worker.experts))  // else it is a standby
+      all.push_back(fmt::format("experts {} ({})", text_of_layers(worker.experts),
+                                arithmetic_of(worker, in_any_layer(worker.experts))));
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
   return fmt::format("{}", fmt::join(all, ", "));

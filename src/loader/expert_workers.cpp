@@ -8,6 +8,7 @@
 
 #include "comm/agreement.h"
 #include "loader/weights/model_identity.h"
+#include "loader/worker_expert_mover.h"
 #include "transport/tcp.h"
 
 namespace tandem {
@@ -42,9 +43,11 @@ void require_same_bits(const AskedWorkers& asked) {
   for (size_t a = 0; a < asked.welcomes.size(); ++a)
     for (size_t b = a + 1; b < asked.welcomes.size(); ++b) {
       const WorkerWelcome &first = asked.welcomes[a], &second = asked.welcomes[b];
+      const std::vector<int> of_first = in_any_layer(first.experts),
+                             of_second = in_any_layer(second.experts);
       std::vector<int> both;
-      for (int expert = 0; expert < std::ssize(first.experts); ++expert)
-        if (first.experts[expert] && second.experts[expert]) both.push_back(expert);
+      std::set_intersection(of_first.begin(), of_first.end(), of_second.begin(), of_second.end(),
+                            std::back_inserter(both));
       if (both.empty()) continue;
       // Shards are parts of `both`, so their sums agree if the places of all these experts do.
       require(arithmetic_of(first, both) == arithmetic_of(second, both),
@@ -71,12 +74,6 @@ void require_useful_standbys(const AskedWorkers& asked, int n_layers, int max_to
 
 }  // namespace
 
-void require_runs_with_workers(const ModelOptions& options) {
-  require(!options.moves_experts,
-          "--hot-experts live, --rebalance: experts do not move to and from workers: leave it or "
-          "--workers out");
-}
-
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                          const ModelConfig& config) {
   const WorkerOptions& workers = options.workers;
@@ -92,7 +89,8 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
   AskedWorkers asked{.transport = std::move(chosen.transport),
                      .links = {},
                      .welcomes = {},
-                     .experts = std::vector<bool>(config.router.n_experts),
+                     .experts = ExpertsOfLayers(config.n_layers + config.n_mtp_layers,
+                                                std::vector<bool>(config.router.n_experts)),
                      .list = {}};
   asked.list = std::make_unique<WorkerList>(
       WorkerListOptions{.addresses = workers.addresses,
@@ -106,6 +104,7 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
                                .n_active = config.router.n_active,
                                .dim = static_cast<int32_t>(config.dim),
                                .experts = asked.experts,
+                               .on_gpu = {},
                                .arithmetic = {}};
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(workers.patience);
   for (const ListedWorker& worker : asked.list->workers()) {
@@ -124,13 +123,12 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
     require(has_model(*welcome, model),
             "the worker {} has another model than {}: start both with copies of one checkpoint",
             link->address(), store.directory());
-    for (size_t e = 0; e < asked.experts.size(); ++e)
-      asked.experts[e] = asked.experts[e] || welcome->experts[e];
+    add_layers(welcome->experts, asked.experts);
     asked.welcomes.push_back(*welcome);
     asked.links.push_back(std::move(link));
   }
   require_run(!asked.links.empty(), "none of the workers answers: start them");
-  require(std::find(asked.experts.begin(), asked.experts.end(), true) != asked.experts.end(),
+  require(has_any(asked.experts),
           "all workers are standbys, which only take over the experts of other workers: name those "
           "too, or leave --workers out");
   require_same_bits(asked);
@@ -145,15 +143,22 @@ AskedWorkers ask_workers_of_ranks(Group& group, const ModelOptions& options,
   run_on_all(group, [&] {
     if (group.rank() == 0) asked = ask_workers(options, store, config);
   });
-  const std::string experts = text_of_first(group, text_of_experts(listed(asked.experts)));
-  asked.experts = experts_from_text(experts, config.router.n_experts, "--workers");
+  std::string flags;  // '1' for each expert of each layer that a worker has
+  for (const std::vector<bool>& of_layer : asked.experts)
+    for (const bool is_there : of_layer) flags += is_there ? '1' : '0';
+  flags = text_of_first(group, flags);
+  const size_t n_experts = config.router.n_experts;
+  asked.experts.assign(config.n_layers + config.n_mtp_layers, std::vector<bool>(n_experts));
+  check(flags.size() == asked.experts.size() * n_experts, "what the first rank has sent");
+  for (size_t i = 0; i < flags.size(); ++i)
+    asked.experts[i / n_experts][i % n_experts] = flags[i] == '1';
   return asked;
 }
 
 std::vector<std::vector<bool>> AskedWorkers::experts_of_layers(const ModelConfig& config) const {
   std::vector<std::vector<bool>> of_layers(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
-    if (config.is_moe(layer)) of_layers[layer] = experts;
+    if (config.is_moe(layer)) of_layers[layer] = experts[layer];
   return of_layers;
 }
 
@@ -200,12 +205,13 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
     std::string owners;
     for (const int worker : shard.owners) {
       const std::vector<bool>& on_gpu = asked.welcomes[worker].on_gpu;
-      const auto n = std::count_if(shard.experts.begin(), shard.experts.end(),
+      const std::vector<int> experts = in_any_layer(shard);
+      const auto n = std::count_if(experts.begin(), experts.end(),
                                    [&](int e) { return !on_gpu.empty() && on_gpu[e]; });
       owners += (owners.empty() ? "" : " or ") + addresses[worker];
-      if (n > 0) owners += n == std::ssize(shard.experts) ? " (GPU)" : " (GPU and CPU)";
+      if (n > 0) owners += n == std::ssize(experts) ? " (GPU)" : " (GPU and CPU)";
     }
-    of.options.note(fmt::format("experts {}: {}", text_of_experts(shard.experts),
+    of.options.note(fmt::format("experts {}: {}", text_of_shard(shard),
                                 !owners.empty()          ? owners
                                 : of.options.ranks.group ? "the ranks"
                                                          : "this process"));
@@ -215,6 +221,23 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
   if (!pool->await_workers())
     of.options.warn("not all workers take requests yet: answers wait for them");
   return pool;
+}
+
+std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExperts& pool) {
+  const WorkerHomes homes = pool.homes();
+  const auto n = std::count_if(homes.workers.begin(), homes.workers.end(),
+                               [](const auto& worker) { return worker.welcome.moves_experts; });
+  require(n >= 2,
+          "--rebalance: experts move between two or more workers that are started with "
+          "--experts-move, and of these {} {} so: start them again, or leave --rebalance out",
+          homes.workers.size(), n == 1 ? "1 is" : fmt::format("{} are", n));
+  for (size_t w = 0; w < homes.workers.size(); ++w)
+    if (const auto& [address, welcome, moves] = homes.workers[w];
+        homes.homes.fixed[w + 1] && (moves || !welcome.moves_experts) && !welcome.is_standby)
+      options.note(fmt::format("worker {} keeps its experts: {}", address,
+                               moves ? "it computes other sums than the others"
+                                     : "it was started without --experts-move"));
+  return std::make_unique<WorkerExpertMover>(pool);
 }
 
 std::unique_ptr<WorkerList> watch_workers(AskedWorkers& asked, WorkerExperts& pool) {

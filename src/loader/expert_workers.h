@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/expert_mover.h"
 #include "io/weight_store.h"
 #include "loader/model_options.h"
 #include "offload/workers/worker_experts.h"
@@ -15,8 +16,8 @@ struct AskedWorkers {
   std::unique_ptr<Transport> transport;
   std::vector<std::unique_ptr<WorkerLink>> links;
   std::vector<WorkerWelcome> welcomes;  // [workers]
-  std::vector<bool> experts;            // [n_experts] those that any worker has
-  std::unique_ptr<WorkerList> list;     // watch_workers() takes it
+  ExpertsOfLayers experts;  // [layers, also unused ones that draft][n_experts] that any worker has
+  std::unique_ptr<WorkerList> list;  // watch_workers() takes it
 
   // Subject::on_workers
   std::vector<std::vector<bool>> experts_of_layers(const ModelConfig& config) const;
@@ -24,9 +25,6 @@ struct AskedWorkers {
   // workers have their experts of them.
   std::string why_no_mtp(int n_layers) const;
 };
-
-// Throws Error for options that a model with workers does not support.
-void require_runs_with_workers(const ModelOptions& options);
 
 // Asks each worker what it has, for at most the patience of the options. Throws Error for addresses
 // that are malformed or occur twice, a worker with another model or another secret, workers that
@@ -52,6 +50,10 @@ struct WorkerExpertsOf {
 };
 // Connects to the workers. Throws Error if a step may have more tokens than a worker takes rows.
 std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked);
+
+// What moves experts between the workers of the pool, which outlives it. Notes which workers keep
+// theirs. Throws Error if fewer than two let theirs move.
+std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExperts& pool);
 
 // The pool follows the list of its workers until the returned object, which is destroyed before the
 // pool, ends.

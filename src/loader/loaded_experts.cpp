@@ -40,9 +40,13 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
           "serve",
           options.directory);
   welcome_.is_standby = options.experts == kStandby;
-  welcome_.experts = welcome_.is_standby ? std::vector<bool>(config_.router.n_experts)
-                                         : experts_from_text(options.experts,
-                                                             config_.router.n_experts, "--experts");
+  welcome_.moves_experts = options.moves_experts;
+  require(!welcome_.is_standby || !options.moves_experts,
+          "--experts standby and --experts-move: a standby keeps what it has loaded: leave one of "
+          "them out");
+  of_each_layer_ = welcome_.is_standby
+                       ? std::vector<bool>(config_.router.n_experts)
+                       : experts_from_text(options.experts, config_.router.n_experts, "--experts");
   checkpoint_.store = std::make_unique<WeightStore>(options.directory);
   const WeightStore& store = *checkpoint_.store;
   if (options.draft == DraftChoice::kMtp) {
@@ -64,6 +68,7 @@ LoadedExperts::LoadedExperts(const LoadedExpertsOptions& options)
       },
       kItemPatience, end_worker);
   describe(options, division);
+  if (options.moves_experts) prepare_moves(options, division);
   if (!standby_) checkpoint_ = {};
 }
 
@@ -95,6 +100,7 @@ void LoadedExperts::load(const LoadedExpertsOptions& options, const ServedDivisi
 void LoadedExperts::describe(const LoadedExpertsOptions& options, const ServedDivision& division) {
   welcome_.model = model_identity(*checkpoint_.store);
   welcome_.n_layers = config_.n_all_layers();
+  welcome_.experts.assign(welcome_.n_layers, of_each_layer_);
   welcome_.n_active = config_.router.n_active;
   welcome_.dim = static_cast<int32_t>(config_.dim);
   welcome_.max_rows = options.max_rows;
@@ -108,7 +114,7 @@ void LoadedExperts::describe(const LoadedExpertsOptions& options, const ServedDi
 }
 
 std::string LoadedExperts::places() const {
-  std::vector<bool> in_memory = welcome_.experts;
+  std::vector<bool> in_memory = of_each_layer_;
   for (size_t e = 0; e < welcome_.on_gpu.size(); ++e)
     if (welcome_.on_gpu[e]) in_memory[e] = false;
   const std::string others = text_of_experts(listed(in_memory));
@@ -118,7 +124,23 @@ std::string LoadedExperts::places() const {
 }
 
 ServedSubject LoadedExperts::subject(ModelWeights& stored) const {
-  return {config_, stored, home_, welcome_.experts};
+  return {config_, stored, home_, of_each_layer_};
+}
+
+void LoadedExperts::prepare_moves(const LoadedExpertsOptions& options,
+                                  const ServedDivision& division) {
+  const int n = most_of_layer(division.in_memory, config_);
+  spare_bytes_ = SpareExperts::bytes_for(checkpoint_.stored, config_, home_, division.in_memory, n);
+  require(spare_bytes_ <= options.free_bytes(),
+          "--experts-move: room for {} more experts needs {:.2f} GB of memory and {:.2f} GB are "
+          "free: let the worker have fewer --experts, or keep them in int4",
+          n, gigabytes(spare_bytes_), gigabytes(options.free_bytes()));
+  auto checkpoint = std::make_shared<OpenCheckpoint>(std::move(checkpoint_));
+  moving_ = std::make_unique<MovingExperts>(
+      std::make_unique<SpareExperts>(std::move(checkpoint), config_,
+                                     PackedLayout{kernels_, division.in_memory}, topology_,
+                                     weights_, n),
+      config_, weights_, std::max(1, topology_.n_cores() / 16));
 }
 
 // Throws Error where not even one expert fits, which would be of no use.

@@ -9,6 +9,7 @@
 #include "loader/gpu_experts.h"
 #include "loader/model_options.h"
 #include "loader/weights/load_weights.h"
+#include "loader/weights/moving_experts.h"
 #include "loader/weights/spare_experts.h"
 #include "loader/weights/standby_experts.h"
 #include "offload/cpu_experts.h"
@@ -33,7 +34,10 @@ struct LoadedExpertsOptions {
   // kLookup.
   DraftChoice draft = DraftChoice::kOff;
   double largest_mtp_share = 0.25;  // as ModelOptions
-  std::string cache = {};           // as ModelOptions
+  // Whether its experts move: it loads others into spare memory, which it has for as many as it has
+  // of one layer, and gives others away, as backbones ask. Not with a GPU, and not a standby.
+  bool moves_experts = false;
+  std::string cache = {};  // as ModelOptions
   CacheUse cache_use = CacheUse::kRead;
   LoadProgress progress = {}, write_progress = {};
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
@@ -50,9 +54,14 @@ class LoadedExperts {
   // becomes one of the team.
   explicit LoadedExperts(const LoadedExpertsOptions& options);
 
-  ServedExperts served() { return {config_, kernels_, *pool_, *team_, welcome_, standby_.get()}; }
+  ServedExperts served() {
+    ExpertLoader* const loader =
+        standby_ ? static_cast<ExpertLoader*>(standby_.get()) : moving_.get();
+    return {config_, kernels_, *pool_, *team_, welcome_, loader};
+  }
   // Where the experts are, in one line.
   std::string places() const;
+  int64_t spare_bytes() const { return spare_bytes_; }  // for experts that move; 0: they stay
   const StandbyExperts* standby() const { return standby_.get(); }  // null: it is none
   CpuExperts& experts() { return *experts_; }                       // those that are not on a GPU
   const LoadReport& load_report() const { return report_; }
@@ -62,6 +71,7 @@ class LoadedExperts {
   void load(const LoadedExpertsOptions& options, const ServedDivision& division);
   void describe(const LoadedExpertsOptions& options, const ServedDivision& division);
   void add_mtp(const LoadedExpertsOptions& options, ServedDivision& division);
+  void prepare_moves(const LoadedExpertsOptions& options, const ServedDivision& division);
   void prepare_standby(const LoadedExpertsOptions& options, LoadPlan plan);
 
   ModelConfig config_;  // complete before anything refers to it
@@ -76,8 +86,12 @@ class LoadedExperts {
   std::unique_ptr<GpuExperts> gpu_;  // null: no expert is on a GPU
   ExpertPool* pool_ = nullptr;       // of all experts
   std::unique_ptr<ProgressWatch> watch_;
+  std::vector<bool> of_each_layer_;  // [n_experts] that it has from the start
   WorkerWelcome welcome_;
-  std::unique_ptr<StandbyExperts> standby_;  // the last member: its thread uses others
+  int64_t spare_bytes_ = 0;
+  // The last members: their threads use others.
+  std::unique_ptr<StandbyExperts> standby_;
+  std::unique_ptr<MovingExperts> moving_;
 };
 
 // Whether experts of all layers round rows to BF16, stored like this and kept in this layout.

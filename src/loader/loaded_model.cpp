@@ -170,6 +170,9 @@ void require_one_backbone(const ModelOptions& options) {
   require(!exchange_mode(options.dispatch),
           "--ep-dispatch {}: ranks with workers add up their sums: leave it or --workers out",
           name_of(options.dispatch));
+  require(!options.moves_experts,
+          "--rebalance and --workers: experts move between the workers of one process, or between "
+          "ranks without workers: leave one of them, or --ranks, out");
   require(options.rows != ExpertRows::kFp8,
           "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
 }
@@ -216,7 +219,21 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
 }
 
+// Experts move between the workers, and those of this process stay.
+void LoadedModel::load_beside_moving_workers(ModelOptions options, const Progress& progress) {
+  options.moves_experts = false;
+  load(options, progress);
+  require(!gpu_,
+          "--rebalance and --workers: experts move between workers where the backbone computes on "
+          "the CPU: use --device cpu, or leave one of them out");
+  mover_ = worker_mover(options, *worker_experts_);
+  model_->use(mover_.get());
+  expert_homes_ = *mover_->new_homes();
+}
+
 void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
+  if (options.moves_experts && options.workers.any())
+    return load_beside_moving_workers(options, progress);
   for (const std::string& line : topology_.notes) options.warn(line);
   OpenCheckpoint checkpoint{std::make_unique<WeightStore>(options.directory), {}};
   const WeightStore& store = *checkpoint.store;
@@ -232,7 +249,6 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   stored = stored_with_mtp(store, topology_.n_cores(), config_);
   if (options.identifies) identity_ = model_identity(store);
   if (options.workers.any()) {
-    require_runs_with_workers(options);
     Group* const group = options.ranks.group;
     asked_workers_.emplace(group ? ask_workers_of_ranks(*group, options, store, config_)
                                  : ask_workers(options, store, config_));

@@ -72,6 +72,7 @@ class LoadedModel {
     const Progress& progress;
   };
   void load(const ModelOptions& options, const Progress& progress);
+  void load_beside_moving_workers(ModelOptions options, const Progress& progress);
   void load_on_ranks(const ModelOptions& options, const Progress& progress);
   Decision first_decision(const ModelOptions& options, ModelWeights& stored) const;
   Subject subject(const Ranks& ranks, ModelWeights& stored) const;

@@ -76,6 +76,9 @@ std::optional<GpuParts> wanted_gpu_parts(const LoadedExpertsOptions& options,
     require(options.experts != kStandby,
             "--experts standby: a standby loads experts into its memory, and its CPU computes "
             "them: use --device cpu");
+    require(!options.moves_experts,
+            "--experts-move: experts on a GPU stay where they are: leave it out, or use --device "
+            "cpu");
     return gpu_parts(options, subject);
   } catch (const Error& why) {
     if (options.device != DeviceChoice::kAuto) throw;
@@ -88,8 +91,13 @@ ExpertsLayout layout(const LoadedExpertsOptions& options, const ServedSubject& s
                      const Elsewhere& elsewhere) {
   const int64_t memory = machine_info().memory_bytes;
   const HostMemory host = {memory, [&](const ExpertsLayout& experts) {
-                             return packed_bytes(subject.stored, subject.config, subject.home,
-                                                 experts);
+                             const auto& [config, stored, home, of_layer] = subject;
+                             const int64_t spare =
+                                 options.moves_experts
+                                     ? SpareExperts::bytes_for(stored, config, home, experts,
+                                                               most_of_layer(experts, config))
+                                     : 0;
+                             return packed_bytes(stored, config, home, experts) + spare;
                            }};
   try {
     return fit_host(fit_request(options, subject), host, elsewhere);
@@ -97,9 +105,12 @@ ExpertsLayout layout(const LoadedExpertsOptions& options, const ServedSubject& s
     ExpertsLayout asked(options.format);
     asked.keep_elsewhere(elsewhere);
     fail(
-        "experts {} need {:.1f} GB of memory{} and this machine has {:.1f} GB: let it have fewer, "
+        "experts {} need {:.1f} GB of memory{}{} and this machine has {:.1f} GB: let it have "
+        "fewer, "
         "or keep them in int4",
-        options.experts, host.bytes(asked) * 1e-9, as_format(options), memory * 1e-9);
+        options.experts, host.bytes(asked) * 1e-9, as_format(options),
+        options.moves_experts ? " with room for experts that move (--experts-move)" : "",
+        memory * 1e-9);
   }
 }
 

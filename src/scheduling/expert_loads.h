@@ -24,6 +24,7 @@ struct ExpertHomes {
   // [n_all_layers][n_experts] whether a process without other ranks has the expert in its GPU's
   // memory; empty: there are other ranks, or the CPU has all.
   std::vector<std::vector<bool>> on_gpu = {};
+  std::vector<bool> fixed = {};  // [n_ranks] whose experts stay; empty: of none
 
   // After a move: the ranks of the changes, which are numbered in the layer's stage, or kGpuOwner
   // and kHostOwner.

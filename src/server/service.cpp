@@ -191,7 +191,7 @@ Engine& Service::rebalancing_engine() {
   if (!running.rebalances())
     throw ApiError(
         404,
-        "experts do not move: start the server on several ranks with --rebalance "
+        "experts do not move: start the server on several ranks, or with workers, with --rebalance "
         "on-request or auto, or with a GPU and the CPU beside it with --hot-experts live",
         {}, "not_rebalancing");
   return running;

@@ -12,11 +12,8 @@ struct WelcomeHead {
   uint64_t model;
   int32_t n_layers, n_active, dim, max_rows;
   uint32_t takes_bf16, n_experts, n_text, is_standby;
-  uint32_t n_gpu_text, zero;
+  uint32_t n_gpu_text, moves_experts;
 };
-
-// Where a welcome says that an expert is.
-enum class Place : uint8_t { kNowhere, kMemory, kGpu };
 
 struct LoadAnswerHead {
   LoadAnswer::State state;
@@ -25,6 +22,7 @@ struct LoadAnswerHead {
 };
 
 constexpr uint32_t kMostText = 1000;
+constexpr int32_t kMostLayers = 10'000;
 
 const char* encrypts(const WorkerHello& hello) {
   return hello.protection == Protection::kEncryption ? "encrypts" : "does not encrypt";
@@ -36,6 +34,33 @@ T value_from(MessageBytes body) {
   T value;
   std::memcpy(&value, body.data(), sizeof value);
   return value;
+}
+
+// A byte for each expert of each layer.
+void append_flags(const std::vector<bool>& flags, std::vector<std::byte>& body) {
+  for (const bool flag : flags) body.push_back(std::byte{static_cast<uint8_t>(flag)});
+}
+
+std::vector<bool> flags_from(MessageBytes body) {
+  std::vector<bool> flags(body.size());
+  for (size_t e = 0; e < flags.size(); ++e) {
+    require_protocol(body[e] <= std::byte{1}, "expert {} is neither there nor not", e);
+    flags[e] = body[e] == std::byte{1};
+  }
+  return flags;
+}
+
+ExpertsOfLayers layer_flags_from(MessageBytes body, size_t n_layers, size_t n_experts) {
+  ExpertsOfLayers experts;
+  for (size_t l = 0; l < n_layers; ++l)
+    experts.push_back(flags_from(body.subspan(l * n_experts, n_experts)));
+  return experts;
+}
+
+bool any(const ExpertsOfLayers& experts) {
+  return std::any_of(experts.begin(), experts.end(), [](const std::vector<bool>& of_layer) {
+    return std::find(of_layer.begin(), of_layer.end(), true) != of_layer.end();
+  });
 }
 
 // Text of a peer, which is printed.
@@ -70,43 +95,50 @@ void require_same_protocol(const WorkerHello& mine, const WorkerHello& theirs,
 
 std::vector<std::byte> bytes_of(const WorkerWelcome& w) {
   check(w.arithmetic.size() <= kMostText && w.gpu_arithmetic.size() <= kMostText, "short texts");
+  check(std::ssize(w.experts) == w.n_layers, "experts of every layer");
+  check(w.on_gpu.empty() == w.gpu_arithmetic.empty(), "the arithmetic of experts on a GPU");
+  const size_t n_experts = w.experts.empty() ? 0 : w.experts[0].size();
   const WelcomeHead head = {.model = w.model,
                             .n_layers = w.n_layers,
                             .n_active = w.n_active,
                             .dim = w.dim,
                             .max_rows = w.max_rows,
                             .takes_bf16 = w.takes_bf16,
-                            .n_experts = static_cast<uint32_t>(w.experts.size()),
+                            .n_experts = static_cast<uint32_t>(n_experts),
                             .n_text = static_cast<uint32_t>(w.arithmetic.size()),
                             .is_standby = w.is_standby,
                             .n_gpu_text = static_cast<uint32_t>(w.gpu_arithmetic.size()),
-                            .zero = 0};
-  const std::string texts = w.arithmetic + w.gpu_arithmetic;
-  std::vector<std::byte> body(sizeof head + w.experts.size() + texts.size());
+                            .moves_experts = w.moves_experts};
+  std::vector<std::byte> body(sizeof head);
   std::memcpy(body.data(), &head, sizeof head);
-  for (size_t e = 0; e < w.experts.size(); ++e) {
-    const bool on_gpu = !w.on_gpu.empty() && w.on_gpu[e];
-    check(!on_gpu || w.experts[e], "an expert on the GPU is one that the worker has");
-    body[sizeof head + e] = static_cast<std::byte>(on_gpu         ? Place::kGpu
-                                                   : w.experts[e] ? Place::kMemory
-                                                                  : Place::kNowhere);
+  for (const std::vector<bool>& of_layer : w.experts) {
+    check(of_layer.size() == n_experts, "as many experts of every layer");
+    append_flags(of_layer, body);
   }
-  if (!texts.empty())
-    std::memcpy(body.data() + sizeof head + w.experts.size(), texts.data(), texts.size());
+  append_flags(w.on_gpu, body);
+  const std::string texts = w.arithmetic + w.gpu_arithmetic;
+  const MessageBytes bytes = std::as_bytes(std::span(texts));
+  body.insert(body.end(), bytes.begin(), bytes.end());
   check(body.size() <= kMostWelcomeBytes, "a welcome that its receiver takes");
   return body;
 }
 
 WorkerWelcome welcome_from(MessageBytes body) {
   const auto head = value_from<WelcomeHead>(body);
+  require_protocol(head.n_layers >= 0 && head.n_layers <= kMostLayers, "experts of {} layers",
+                   head.n_layers);
+  const uint64_t n_layers = head.n_layers, n_flags = n_layers * head.n_experts,
+                 n_on_gpu = head.n_gpu_text > 0 ? head.n_experts : 0;
   require_protocol(
       head.n_text <= kMostText && head.n_gpu_text <= kMostText &&
-          sizeof head + uint64_t{head.n_experts} + head.n_text + head.n_gpu_text == body.size(),
-      "a welcome of {} bytes, with {} experts and texts of {} and {} bytes", body.size(),
-      head.n_experts, head.n_text, head.n_gpu_text);
+          sizeof head + n_flags + n_on_gpu + head.n_text + head.n_gpu_text == body.size(),
+      "a welcome of {} bytes, with {} experts of {} layers and texts of {} and {} bytes",
+      body.size(), head.n_experts, head.n_layers, head.n_text, head.n_gpu_text);
+  require_protocol(n_layers > 0 || head.n_experts == 0, "experts of no layer");
   require_protocol(head.max_rows > 0, "a worker that takes {} rows", head.max_rows);
-  const MessageBytes places = body.subspan(sizeof head, head.n_experts),
-                     texts = body.subspan(sizeof head + head.n_experts);
+  const MessageBytes flags = body.subspan(sizeof head, n_flags),
+                     on_gpu = body.subspan(sizeof head + n_flags, n_on_gpu),
+                     texts = body.subspan(sizeof head + n_flags + n_on_gpu);
   WorkerWelcome w = {.model = head.model,
                      .n_layers = head.n_layers,
                      .n_active = head.n_active,
@@ -114,20 +146,17 @@ WorkerWelcome welcome_from(MessageBytes body) {
                      .max_rows = head.max_rows,
                      .takes_bf16 = head.takes_bf16 != 0,
                      .is_standby = head.is_standby != 0,
-                     .experts = std::vector<bool>(head.n_experts),
+                     .moves_experts = head.moves_experts != 0,
+                     .experts = layer_flags_from(flags, n_layers, head.n_experts),
+                     .on_gpu = flags_from(on_gpu),
                      .arithmetic = text_from(texts.first(head.n_text)),
                      .gpu_arithmetic = text_from(texts.subspan(head.n_text))};
-  for (size_t e = 0; e < places.size(); ++e) {
-    const auto place = static_cast<Place>(places[e]);
-    require_protocol(place <= Place::kGpu, "expert {} is at the unknown place {}", e,
-                     static_cast<int>(places[e]));
-    w.experts[e] = place != Place::kNowhere;
-    if (place != Place::kGpu) continue;
-    w.on_gpu.resize(places.size());
-    w.on_gpu[e] = true;
-  }
-  require_protocol(w.on_gpu.empty() == w.gpu_arithmetic.empty(),
-                   "a worker that does not say how its GPU computes, or has no experts there");
+  for (size_t e = 0; e < w.on_gpu.size(); ++e)
+    for (const std::vector<bool>& of_layer : w.experts)
+      require_protocol(!w.on_gpu[e] || of_layer[e], "expert {} is on a GPU and not there", e);
+  require_protocol(
+      w.on_gpu.empty() == w.gpu_arithmetic.empty() && (w.on_gpu.empty() || any({w.on_gpu})),
+      "a worker that does not say how its GPU computes, or has no experts there");
   return w;
 }
 
@@ -161,22 +190,21 @@ PathAnswer path_answer_from(MessageBytes body) {
   return {.address = {rest.begin(), rest.end()}, .why_not = {}};
 }
 
-std::vector<std::byte> bytes_of_load(const std::vector<bool>& experts) {
-  std::vector<std::byte> body(experts.size());
-  for (size_t e = 0; e < experts.size(); ++e) body[e] = std::byte{static_cast<uint8_t>(experts[e])};
+std::vector<std::byte> bytes_of(const ExpertsOfLayers& experts) {
+  std::vector<std::byte> body;
+  for (const std::vector<bool>& of_layer : experts) append_flags(of_layer, body);
   return body;
 }
 
-std::vector<bool> load_from(MessageBytes body, size_t n_experts) {
-  require_protocol(body.size() == n_experts, "{} bytes for {} experts", body.size(), n_experts);
-  std::vector<bool> experts(n_experts);
-  bool any = false;
-  for (size_t e = 0; e < n_experts; ++e) {
-    require_protocol(body[e] <= std::byte{1}, "expert {} is neither wanted nor not", e);
-    experts[e] = body[e] == std::byte{1};
-    any = any || experts[e];
-  }
-  require_protocol(any, "no expert is to be loaded");
+ExpertsOfLayers experts_from(MessageBytes body, size_t n_layers, size_t n_experts) {
+  require_protocol(body.size() == n_layers * n_experts, "{} bytes for {} experts of {} layers",
+                   body.size(), n_experts, n_layers);
+  return layer_flags_from(body, n_layers, n_experts);
+}
+
+ExpertsOfLayers load_from(MessageBytes body, size_t n_layers, size_t n_experts) {
+  ExpertsOfLayers experts = experts_from(body, n_layers, n_experts);
+  require_protocol(any(experts), "no expert is to be loaded");
   return experts;
 }
 
@@ -209,7 +237,7 @@ int64_t RequestShape::rows_at(int64_t n_rows) const {
 }
 
 ExpertRequest request_from(MessageBytes body, const RequestShape& shape,
-                           const std::vector<bool>& has_experts, const std::vector<bool>& experts) {
+                           const std::vector<bool>& has_experts, const ExpertsOfLayers& experts) {
   const auto head = value_from<RequestHead>(body);
   require_protocol(head.n_rows > 0 && head.n_rows <= shape.max_rows,
                    "a request of {} rows, where {} are taken", head.n_rows, shape.max_rows);
@@ -220,12 +248,12 @@ ExpertRequest request_from(MessageBytes body, const RequestShape& shape,
   require_protocol(
       head.layer >= 0 && head.layer < std::ssize(has_experts) && has_experts[head.layer],
       "layer {} has no routed experts", head.layer);
+  const std::vector<bool>& here = experts[head.layer];
   const int64_t n_pairs = int64_t{head.n_rows} * shape.n_active;
   const auto* const ids = reinterpret_cast<const int32_t*>(body.data() + sizeof head);
   for (int64_t i = 0; i < n_pairs; ++i)
-    require_protocol(
-        ids[i] == -1 || (ids[i] >= 0 && ids[i] < std::ssize(experts) && experts[ids[i]]),
-        "expert {} is not here", ids[i]);
+    require_protocol(ids[i] == -1 || (ids[i] >= 0 && ids[i] < std::ssize(here) && here[ids[i]]),
+                     "expert {} is not here", ids[i]);
   return {head, ids, reinterpret_cast<const float*>(ids + n_pairs),
           body.data() + shape.rows_at(head.n_rows)};
 }

@@ -9,7 +9,10 @@
 
 namespace tandem {
 
-constexpr uint32_t kProtocolVersion = 4;
+constexpr uint32_t kProtocolVersion = 5;
+
+// Which experts of which layers: [layers][n_experts]. What it says of a dense layer means nothing.
+using ExpertsOfLayers = std::vector<std::vector<bool>>;
 
 // From both sides, first.
 struct WorkerHello {
@@ -34,11 +37,12 @@ struct WorkerWelcome {
   // prediction, which follow.
   int32_t n_layers = 0;
   int32_t n_active = 0, dim = 0;
-  int32_t max_rows = 0;       // of a request
-  bool takes_bf16 = false;    // its kernels round rows to BF16 anyway
-  bool is_standby = false;    // it loads experts that it is asked to load
-  std::vector<bool> experts;  // [n_experts] those that it computes, of each of these layers
-  // [n_experts] those of them that are on its GPU; empty: none is.
+  int32_t max_rows = 0;        // of a request
+  bool takes_bf16 = false;     // its kernels round rows to BF16 anyway
+  bool is_standby = false;     // it loads experts that it is asked to load, and keeps them
+  bool moves_experts = false;  // it does so within spare memory, and gives others away
+  ExpertsOfLayers experts;     // [n_layers][n_experts] those that it computes
+  // [n_experts] those that are on its GPU, of every layer; empty: none is.
   std::vector<bool> on_gpu = {};
   // What decides the bits of a sum of experts in its memory, and of experts on its GPU: kernels,
   // format of the experts, slices. arithmetic_of() compares them.
@@ -46,7 +50,7 @@ struct WorkerWelcome {
   std::string gpu_arithmetic = {};  // empty: no expert is on a GPU
   bool operator==(const WorkerWelcome&) const = default;
 };
-constexpr uint64_t kMostWelcomeBytes = 1 << 16;
+constexpr uint64_t kMostWelcomeBytes = 1 << 18;
 std::vector<std::byte> bytes_of(const WorkerWelcome& welcome);
 // Throws ProtocolError.
 WorkerWelcome welcome_from(MessageBytes body);
@@ -71,18 +75,21 @@ constexpr uint64_t kMostPathBytes = 1 << 14;
 std::vector<std::byte> bytes_of(const PathAnswer& answer);
 PathAnswer path_answer_from(MessageBytes body);
 
-// Asks a standby to load experts [n_experts], of every layer: the body has a byte for each, which
-// is 1 for those that are wanted. load_from() throws ProtocolError for another length, another
-// byte, and a body that wants none.
-std::vector<std::byte> bytes_of_load(const std::vector<bool>& experts);
-std::vector<bool> load_from(MessageBytes body, size_t n_experts);
+// Asks a worker to load experts, or says which ones the backbone uses: the body has a byte for each
+// of its layers and experts, which is 1 for those that are meant. experts_from() throws
+// ProtocolError for another length and another byte, and load_from() also for a body that wants
+// none.
+std::vector<std::byte> bytes_of(const ExpertsOfLayers& experts);
+ExpertsOfLayers experts_from(MessageBytes body, size_t n_layers, size_t n_experts);
+ExpertsOfLayers load_from(MessageBytes body, size_t n_layers, size_t n_experts);
 
-// What a standby answers, as often as it would send beats, until it has loaded or refuses.
+// What the worker answers, as often as it would send beats, until it has loaded or refuses.
 struct LoadAnswer {
   enum class State : uint32_t { kLoading, kLoaded, kRefused };
   State state = State::kLoading;
-  int64_t bytes_done = 0, bytes_total = 0;  // of the load under way, perhaps for another backbone
-  std::string why;                          // it refuses
+  // Of the load under way, perhaps for another backbone; of the loads for this one once it is done.
+  int64_t bytes_done = 0, bytes_total = 0;
+  std::string why;  // it refuses
   bool operator==(const LoadAnswer&) const = default;
 };
 constexpr uint64_t kMostLoadAnswerBytes = 1 << 11;
@@ -118,8 +125,8 @@ struct ExpertRequest {
 };
 // Views of `body`, which is aligned to 64 bytes. Throws ProtocolError for another length than the
 // head states, a layer that `has_experts` [n_layers] denies, and an id that is neither -1 nor one
-// of `experts`.
+// of the layer's `experts`.
 ExpertRequest request_from(MessageBytes body, const RequestShape& shape,
-                           const std::vector<bool>& has_experts, const std::vector<bool>& experts);
+                           const std::vector<bool>& has_experts, const ExpertsOfLayers& experts);
 
 }  // namespace tandem

@@ -28,11 +28,12 @@ enum class MessageKind : uint16_t {
   kGoodbye,    // from the worker: it answers what it has, and takes no more requests
   kEnd,        // from the server: the request of this number has no more answers
   kCancel,     // from the client: the request of this number is not wanted any more
-  kLoad,       // from the backbone: experts that a standby is to load
-  kLoading,    // from the standby: how far that is, and whether it refuses
+  kLoad,       // from the backbone: experts that the worker is to load
+  kLoading,    // from the worker: how far that is, and whether it refuses
   kPath,       // both ways, before the setup: an address beside the socket
+  kUses,       // from the backbone: experts of a worker whose experts move that it uses
 };
-constexpr auto kLastMessageKind = MessageKind::kPath;
+constexpr auto kLastMessageKind = MessageKind::kUses;
 
 struct MessageHeader {
   static constexpr uint32_t kMagic = 0x6d646e74;  // "tndm"

@@ -15,6 +15,7 @@ using namespace tandem;
 
 constexpr RequestShape kShape = {.n_active = 2, .dim = 32, .max_rows = 4};
 const std::vector<bool> kLayers = {false, true}, kExperts = {true, false, true, true};
+const ExpertsOfLayers kHere = {std::vector<bool>(4, true), kExperts};
 
 bool is_printable(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
@@ -69,9 +70,17 @@ class Sink final : public MessageSink {
       check(setup.max_rows >= 1 && setup.max_rows <= 4 && setup.beat_ms >= 1, "in its bounds");
     }
     if (header.kind == MessageKind::kLoad) {
-      const std::vector<bool> experts = load_from(body, kExperts.size());
-      check(std::count(experts.begin(), experts.end(), true) > 0, "some are wanted");
-      const std::vector<std::byte> again = bytes_of_load(experts);
+      const ExpertsOfLayers experts = load_from(body, kHere.size(), kExperts.size());
+      check(std::any_of(
+                experts.begin(), experts.end(),
+                [](const auto& layer) { return std::count(layer.begin(), layer.end(), true) > 0; }),
+            "some are wanted");
+      const std::vector<std::byte> again = bytes_of(experts);
+      check(std::equal(again.begin(), again.end(), body.begin(), body.end()), "the same again");
+    }
+    if (header.kind == MessageKind::kUses) {
+      const ExpertsOfLayers experts = experts_from(body, kHere.size(), kExperts.size());
+      const std::vector<std::byte> again = bytes_of(experts);
       check(std::equal(again.begin(), again.end(), body.begin(), body.end()), "the same again");
     }
     if (header.kind == MessageKind::kLoading) {
@@ -82,7 +91,7 @@ class Sink final : public MessageSink {
       check(is_printable(answer.why), "printable");
     }
     if (header.kind == MessageKind::kRequest) {
-      const ExpertRequest r = request_from(body, kShape, kLayers, kExperts);
+      const ExpertRequest r = request_from(body, kShape, kLayers, kHere);
       check(r.head.layer == 1 && r.head.n_rows >= 1 && r.head.n_rows <= 4, "in its bounds");
       for (int i = 0; i < r.head.n_rows * 2; ++i)
         check(r.ids[i] == -1 || kExperts.at(r.ids[i]), "an expert that is here");

@@ -237,7 +237,7 @@ MUTANTS = [
     ("rebalance: all ranks of a plan are those of the first stage", "src/engine/rebalancer.cpp", [("rank -= static_cast<int>(of_layer.ranks.first);", "rank -= 0 * static_cast<int>(of_layer.ranks.first);")]),
     ("rebalance: ranks move before all have loaded", "src/engine/rebalancer.cpp", [("count(MoveStatus::State::kLoaded) == std::ssize(ranks)", "count(MoveStatus::State::kLoaded) > 0")]),
     ("rebalance: the old owners are published", "src/engine/rebalancer.cpp", [("  homes->apply(plan_of_waves_.waves[wave_++]);\n", "  ++wave_;\n")]),
-    ("rebalance: ranks are not told that one has failed", "src/engine/rebalancer.cpp", [("    model_.keep_experts();\n", "")]),
+    ("rebalance: ranks are not told that one has failed", "src/engine/rebalancer.cpp", [("  model_.keep_experts();\n", "")]),
     ("rebalance: the period does not matter", "src/engine/rebalancer.cpp", [("Clock::now() - began_ >= options_.period", "began_ <= Clock::now()")]),
     ("rebalance: a second request replaces the first", "src/engine/rebalancer.cpp", [("  if (busy_) return false;\n", "")]),
     ("rebalance: layer and expert of a message are exchanged", "src/engine/step_message.cpp", [("{sizes.layer, sizes.expert,", "{sizes.expert, sizes.layer,")]),

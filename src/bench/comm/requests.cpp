@@ -59,7 +59,7 @@ class Worker {
     welcome.dim = config_.dim;
     welcome.max_rows = max_rows;
     welcome.takes_bf16 = true;
-    welcome.experts.assign(n_experts, true);
+    welcome.experts.assign(1, std::vector<bool>(n_experts, true));
     thread_ = std::thread([this] {
       Team team(1);
       server_.run({config_, kernels_, experts_, team, welcome});

@@ -65,6 +65,13 @@ int64_t SpareExperts::bytes_for(ModelWeights& stored, const ModelConfig& config,
   return bytes;
 }
 
+bool SpareExperts::has_room(std::span<const ExpertId> experts) const {
+  std::vector<size_t> n(free_.size());
+  for (const ExpertId id : experts)
+    if (++n[kind_[id.layer]] > free_[kind_[id.layer]].size()) return false;
+  return true;
+}
+
 int64_t SpareExperts::load(std::span<const ExpertId> experts, const LoadOptions& options) {
   check(loaded_.empty(), "one load at a time");
   ModelWeights places;

@@ -35,6 +35,7 @@ class SpareExperts {
   static int64_t bytes_for(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                            const ExpertsLayout& experts, int n);
 
+  bool has_room(std::span<const ExpertId> experts) const;  // while nothing is loaded
   // Reads experts and packs them, beside steps that use the model. Returns the bytes that were
   // read. Throws Error for a checkpoint that has changed, invalid scales and a disk that fails, and
   // what progress throws, which stops it. Then, and by drop(), nothing is loaded.

@@ -22,8 +22,9 @@ ModelWeights no_experts(ModelWeights& stored, const ModelConfig& config, const C
 
 StandbyExperts::StandbyExperts(StandbyParts parts)
     : p_(std::move(parts)), expert_bytes_([this] {
-        std::vector<bool> one(p_.config.router.n_experts);
-        one[0] = true;
+        ExpertsOfLayers one(p_.config.n_all_layers(),
+                            std::vector<bool>(p_.config.router.n_experts));
+        for (std::vector<bool>& of_layer : one) of_layer[0] = true;
         const CpuWeights home(p_.plan.layout.kernels, p_.topology);
         return packed_bytes(p_.stored, p_.config, home, layout_of(one));
       }()) {
@@ -44,7 +45,7 @@ int StandbyExperts::n_fitting() const {
       std::min<int64_t>(p_.config.router.n_experts, p_.free_bytes() / expert_bytes_));
 }
 
-void StandbyExperts::begin(const std::vector<bool>& experts) {
+void StandbyExperts::begin(const ExpertsOfLayers& experts) {
   check(progress().state == State::kIdle, "one load at a time");
   experts_ = experts;
   {
@@ -67,10 +68,11 @@ void StandbyExperts::begin(const std::vector<bool>& experts) {
 }
 
 void StandbyExperts::load() {
-  const std::vector<int> experts = listed(experts_);
-  const int64_t needed = std::ssize(experts) * expert_bytes_, free = p_.free_bytes();
+  const CpuWeights empty(p_.plan.layout.kernels, p_.topology);
+  const int64_t needed = packed_bytes(p_.stored, p_.config, empty, layout_of(experts_));
+  const int64_t free = p_.free_bytes();
   require(needed <= free, "experts {} need {:.2f} GB of memory, and {:.2f} GB are free",
-          text_of_experts(experts), gigabytes(needed), gigabytes(free));
+          text_of_layers(experts_), gigabytes(needed), gigabytes(free));
   LoadPlan plan = p_.plan;
   plan.layout.experts = layout_of(experts_);
   home_ = std::make_unique<CpuWeights>(plan.layout.kernels, p_.topology);
@@ -93,22 +95,22 @@ void StandbyExperts::finish() {
   const ModelWeights loaded = std::exchange(loaded_, {});
   require(failure_.empty(), "{}", failure_);
   homes_.push_back(std::move(home));
-  const size_t n_experts = experts_.size();
+  const size_t n_experts = p_.config.router.n_experts;
   for (size_t l = 0; l < loaded.layers.size(); ++l) {
     const std::vector<FfnWeights>& from = loaded.layers[l].experts;
     std::vector<FfnWeights>& to = p_.weights.layers[l].experts;
     check(from.size() == to.size(), "experts in the same slices");
     for (size_t i = 0; i < from.size(); ++i)
-      if (experts_[i % n_experts]) to[i] = from[i];
+      if (experts_[l][i % n_experts]) to[i] = from[i];
   }
 }
 
-ExpertsLayout StandbyExperts::layout_of(const std::vector<bool>& experts) const {
+ExpertsLayout StandbyExperts::layout_of(const ExpertsOfLayers& experts) const {
   Elsewhere elsewhere = p_.plan.layout.experts.elsewhere();
-  for (std::vector<bool>& of_layer : elsewhere.experts) {
-    if (of_layer.empty()) continue;
-    of_layer = experts;
-    of_layer.flip();
+  for (size_t l = 0; l < elsewhere.experts.size(); ++l) {
+    if (elsewhere.experts[l].empty()) continue;
+    elsewhere.experts[l] = experts[l];
+    elsewhere.experts[l].flip();
   }
   ExpertsLayout layout = p_.plan.layout.experts;
   layout.keep_elsewhere(std::move(elsewhere));

@@ -38,19 +38,19 @@ class StandbyExperts final : public ExpertLoader {
   int64_t expert_bytes() const { return expert_bytes_; }
   int n_fitting() const;
 
-  void begin(const std::vector<bool>& experts) override;
+  void begin(const ExpertsOfLayers& experts) override;
   Progress progress() const override;
   void finish() override;
 
  private:
   void load();
-  ExpertsLayout layout_of(const std::vector<bool>& experts) const;
+  ExpertsLayout layout_of(const ExpertsOfLayers& experts) const;
 
   StandbyParts p_;
   const int64_t expert_bytes_;
   std::vector<std::unique_ptr<CpuWeights>> homes_;  // of the loads so far
   // What the thread of a load has to itself, until the state is kEnded.
-  std::vector<bool> experts_;  // [n_experts]
+  ExpertsOfLayers experts_;
   std::unique_ptr<CpuWeights> home_;
   ModelWeights loaded_;
   std::string failure_;  // empty: it has succeeded
