@@ -179,7 +179,10 @@ std::unique_ptr<WorkerThread> false_worker(
     const std::string& address = ExpertServer::Options().address) {
   return std::make_unique<WorkerThread>(served(kTinyR1, "auto"),
                                         ExpertServer::Options{.address = address},
-                                        [](WorkerWelcome& welcome) { ++welcome.n_layers; });
+                                        [](WorkerWelcome& welcome) {
+                                          ++welcome.n_layers;
+                                          welcome.experts.push_back(welcome.experts.back());
+                                        });
 }
 
 void await_worker(const std::function<bool()>& is_up) {

@@ -392,7 +392,7 @@ TEST(WorkersOfRanks, AreRefused) {
   EXPECT_EQ(with([](ModelOptions& o) { o.rows = ExpertRows::kFp8; }),
             "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.moves_experts = true; }),
-                   "--rebalance: experts do not move to and from workers"));
+                   "--rebalance and --workers: experts move between the workers of one process"));
   // What only the first rank finds.
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.workers.addresses = {"127.0.0.1:1"}; }),
                    "does not answer: Connection refused"));
