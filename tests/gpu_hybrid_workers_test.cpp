@@ -103,7 +103,8 @@ TEST(HybridWorkersOfTinyR1, AreRefused) {
     EXPECT_TRUE(says(refusal(options), "--workers: the GPU has room for all experts"));
   }
   options.moves_experts = true;
-  EXPECT_TRUE(says(refusal(options), "--rebalance: experts do not move to and from workers"));
+  EXPECT_TRUE(says(refusal(options),
+                   "--rebalance and --workers: experts move between workers where the backbone"));
 }
 
 }  // namespace
