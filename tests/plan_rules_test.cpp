@@ -438,6 +438,22 @@ TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   EXPECT_EQ(LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0])[Part::kStreaming], 0);
 }
 
+// A dense layer overlaps nothing: both micro-batches take their time, one after the other.
+TEST(LayerTime, MicroBatchesOfADenseLayerAddUp) {
+  const ModelConfig r1 = known_model("r1");
+  const Machine m = round_machine();
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const PlanInput in = {r1, m, w, routing};
+  Placement p = r1_with_experts_on_the_cpu();
+  const LayerTime half = LayerModel(in, p, {16, 1024, false, 1}).layer(p.stages[0], 0, nullptr);
+  p.micro_batches = 2;
+  const LayerTime both = LayerModel(in, p, {32, 1024, false, 1}).layer(p.stages[0], 0, nullptr);
+  EXPECT_GT(half.seconds, 0);
+  EXPECT_DOUBLE_EQ(both.seconds, 2 * half.seconds);
+  EXPECT_DOUBLE_EQ(both[Part::kAttention], 2 * half[Part::kAttention]);
+}
+
 // Two hosts of two ranks, each with experts and backbone: a row and a sum cross once, and the GPUs
 // of a host send a row once to each other. CPUs, one a host, send the same.
 TEST(LayerTime, ARowCrossesOnceToEachHost) {

@@ -146,6 +146,7 @@ class WorkerLink {
   RequireFits require_fits_;  // empty: it was there at the start
   std::atomic<bool> is_known_{false}, leaves_{false}, is_standby_{false}, moves_experts_{false},
       has_grown_{false};
+  std::atomic<State> state_{State::kDown};
   int max_rows_ = 0;
   MessageWaiter* changed_ = nullptr;
 
@@ -155,7 +156,6 @@ class WorkerLink {
   Clock::time_point heard_{};
   std::vector<std::byte> order_, uses_, load_answer_;  // bodies that are sent and received
 
-  std::atomic<State> state_{State::kDown};
   std::atomic<Clock::time_point> down_since_{Clock::time_point()};
   std::atomic<int64_t> n_all_requests_{0}, n_failures_{0};
   std::atomic<double> seconds_{0};
@@ -163,12 +163,12 @@ class WorkerLink {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable stopped_;
   bool stops_ = false, begins_ = false;
-  WorkerWelcome expected_;  // once is_known_
-  Load load_;
   bool is_ordered_ = false;  // load_ is to be sent
-  // Of a worker whose experts move: what it has, and whether it is to be told what is used of it.
-  ExpertsOfLayers here_;
-  bool is_use_ordered_ = false, gives_up_load_ = false;
+  bool gives_up_load_ = false;
+  bool is_use_ordered_ = false;  // a worker whose experts move is to be told what is used of it
+  WorkerWelcome expected_;       // once is_known_
+  Load load_;
+  ExpertsOfLayers here_;  // of a worker whose experts move: what it has
   std::string why_down_ = "it was never connected";
   std::thread thread_;  // the last member: it uses all others
 };

@@ -12,6 +12,7 @@ TESTS_OF = {
     "offload/simulation/arrivals": ["plan_server_speed_test"],
     "offload/simulation/worker_faults": ["plan_roles_test", "plan_standbys_test"],
     "offload/simulation/simulated_routing": ["simulated_routing_test"],
+    "offload/plan/exhaustive_placement": ["plan_optimality_test", "plan_test"],
     "offload/plan/layer_time": ["plan_rules_test", "plan_test", "plan_gpu_workers_test"],
     "offload/plan/plan.": ["plan_test"],
     "offload/plan/moving_experts": ["moving_experts_test", "plan_test"],

@@ -10,8 +10,7 @@ namespace tandem {
 class CudaHosts {
  public:
   // The owners, by their ranks in groups.all(), what connects the GPUs of groups.within() and
-  // plane(), and the stream outlive the object. The hosts have as many
-  // ranks each.
+  // plane(), and the stream outlive the object. The hosts have as many ranks each.
   CudaHosts(const ExpertOwners& owners, const HostGroups& groups, gpu::Collectives& within,
             gpu::Collectives& plane, gpu::Stream& stream);
   static int64_t bytes_for(int n_layers, int n_experts, const HostLayout& layout);
