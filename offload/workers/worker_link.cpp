@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "offload/workers/shards.h"
+#include "offload/workers/worker_fit.h"
 #include "transport/handshake.h"
 
 namespace tandem {
