@@ -131,7 +131,7 @@ void shared(benchmark::State& state) {
       .dim = kDim,
       .max_rows = is_together ? kMostRows : n_rows,
       .takes_bf16 = model.experts.activations()[0] == cpu::ActivationType::kBF16,
-      .experts = std::vector<bool>(kServed, true),
+      .experts = ExpertsOfLayers(kLayers, std::vector<bool>(kServed, true)),
       .arithmetic = {}};
   for (auto _ : state) {
     const std::unique_ptr<Transport> transport = tcp_transport();

@@ -272,7 +272,7 @@ INSTANTIATE_TEST_SUITE_P(Families, GpuWorkerRows,
 // worker.
 TEST(GpuWorkerArithmetic, IsThatOfTheExpertsAsked) {
   const WorkerWelcome cpu = {
-      .n_layers = 1, .experts = {true, true, true, true}, .arithmetic = "kernels avx2"};
+      .n_layers = 1, .experts = {{true, true, true, true}}, .arithmetic = "kernels avx2"};
   WorkerWelcome mixed = cpu;
   mixed.on_gpu = {true, true, false, false};
   mixed.gpu_arithmetic = "GPU";

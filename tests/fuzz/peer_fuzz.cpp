@@ -334,7 +334,7 @@ class Worker {
                                .dim = 32,
                                .max_rows = 4,
                                .takes_bf16 = true,
-                               .experts = {true, false, true, true},
+                               .experts = ExpertsOfLayers(2, {true, false, true, true}),
                                .arithmetic = "zeros"}});
     });
   }
