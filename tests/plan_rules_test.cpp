@@ -293,14 +293,19 @@ TEST(Efficiency, AMachinesOwnCurvesComeFirst) {
   EXPECT_EQ(own[Part::kAttention], defaults[Part::kAttention]);
 }
 
-// One sequence on round_machine() with the backbone on the GPU and experts on the CPU.
-TEST(LayerTime, OneTokenOfR1ByHand) {
+// R1 on round_machine(), with the backbone on the GPU and experts on the CPU.
+class LayerTimeOfR1 : public testing::Test {
+ protected:
   const ModelConfig r1 = known_model("r1");
   const Machine m = round_machine();
-  const RoutingStatistics routing(r1);
+  const RoutingStatistics routing{r1};
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
   Placement p = r1_with_experts_on_the_cpu();
+};
+
+// One sequence on round_machine() with the backbone on the GPU and experts on the CPU.
+TEST_F(LayerTimeOfR1, OneTokenOfR1ByHand) {
   const LayerTime t = LayerModel(in, p, {1, 4096, false, 1}).layer(p.stages[0], 3, &p.layers[0]);
   // 8 experts with the efficiency of one row.
   EXPECT_NEAR(t[Part::kCpuExperts], kEightExperts / 1.06, 1e-9);
@@ -404,13 +409,7 @@ TEST(Statistics, ReadsWhatAServerAnswers) {
 }
 
 // Link and CPU end together; four experts are sent before the router has run.
-TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
-  const ModelConfig r1 = known_model("r1");
-  const Machine m = round_machine();
-  const RoutingStatistics routing(r1);
-  const Workload w;
-  const PlanInput in = {r1, m, w, routing};
-  Placement p = r1_with_experts_on_the_cpu();
+TEST_F(LayerTimeOfR1, AStreamedChunksExpertsAreDivided) {
   p.stream_from_tokens = 2000;
   const StepShape chunk = {4096, 4096, true, 1};
   const LayerTime t = LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0]);
@@ -439,13 +438,7 @@ TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
 }
 
 // A dense layer overlaps nothing: both micro-batches take their time, one after the other.
-TEST(LayerTime, MicroBatchesOfADenseLayerAddUp) {
-  const ModelConfig r1 = known_model("r1");
-  const Machine m = round_machine();
-  const RoutingStatistics routing(r1);
-  const Workload w;
-  const PlanInput in = {r1, m, w, routing};
-  Placement p = r1_with_experts_on_the_cpu();
+TEST_F(LayerTimeOfR1, MicroBatchesOfADenseLayerAddUp) {
   const LayerTime half = LayerModel(in, p, {16, 1024, false, 1}).layer(p.stages[0], 0, nullptr);
   p.micro_batches = 2;
   const LayerTime both = LayerModel(in, p, {32, 1024, false, 1}).layer(p.stages[0], 0, nullptr);

@@ -1,6 +1,6 @@
-// Experts that move between running workers: sums are those of one process before and after every
-// move, to the bit of the shards that hold, whoever is lost meanwhile, and what one backbone gives
-// away another one keeps.
+// Experts that move between running workers: before and after every move sums have the bits of one
+// process that adds up the same shards, also while a worker is lost. What one backbone gives away
+// stays as long as another one uses it.
 #include <filesystem>
 #include <memory>
 #include <optional>

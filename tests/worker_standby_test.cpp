@@ -80,7 +80,7 @@ class FakeLoader final : public ExpertLoader {
   Progress progress_;
 };
 
-// Of two layers.
+// The experts of a text in each of two layers.
 ExpertsOfLayers experts_of_text(const std::string& text) {
   return ExpertsOfLayers(2, experts_from_text(text, kServedExperts, "experts"));
 }

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <map>
 #include <numeric>
 #include <queue>
 #include <random>
 #include <set>
 
+#include "comm/host_groups.h"
 #include "core/check.h"
 #include "model/cost.h"
 #include "offload/balance/assign.h"
@@ -67,7 +67,11 @@ struct Exchange {
 class Router {
  public:
   explicit Router(const SimulatedCluster& c)
-      : c_(c), rng_(c.seed), order_(c.n_experts), owners_(c.owners) {
+      : c_(c),
+        hosts_(c.host_of.empty() ? HostLayout::one_host(c.n_ranks) : HostLayout(c.host_of)),
+        rng_(c.seed),
+        order_(c.n_experts),
+        owners_(c.owners) {
     std::iota(order_.begin(), order_.end(), 0);
   }
   // Draws a layer's popularity; call before its exchanges.
@@ -122,25 +126,19 @@ class Router {
   // The part of a row that counts for each of the ranks of its experts, of which several may be the
   // same: a row is sent once to a rank, or to another host.
   double part_of_row(int from, int to, const std::vector<int>& ranks) const {
-    const std::vector<int>& host_of = c_.host_of;
-    const bool near = host_of.empty() || host_of[from] == host_of[to];
+    const bool near = hosts_.host_of(from) == hosts_.host_of(to);
     const auto together = [&](int rank) {
-      return near ? rank == to : host_of[rank] == host_of[to];
+      return near ? rank == to : hosts_.host_of(rank) == hosts_.host_of(to);
     };
     return 1. / static_cast<double>(std::count_if(ranks.begin(), ranks.end(), together));
   }
   // The row of a rank to the hosts that have none of its experts.
   void add_to_other_hosts(int from, const std::vector<int>& ranks,
                           std::vector<double>& copies) const {
-    std::set<int> there = {c_.host_of[from]};
-    for (const int rank : ranks) there.insert(c_.host_of[rank]);
-    for (int to = 0; to < c_.n_ranks; ++to)
-      if (number_in_host(to) == number_in_host(from) && !there.contains(c_.host_of[to]))
-        copies[to] += 1;
-  }
-  int number_in_host(int rank) const {
-    return static_cast<int>(
-        std::count(c_.host_of.begin(), c_.host_of.begin() + rank, c_.host_of[rank]));
+    std::set<int> there = {hosts_.host_of(from)};
+    for (const int rank : ranks) there.insert(hosts_.host_of(rank));
+    for (int host = 0; host < hosts_.n_hosts(); ++host)
+      if (!there.contains(host)) copies[hosts_.gateway(from, host)] += 1;
   }
   double seconds_of_expert(int rows) const {
     const double computing = rows * c_.expert_seconds_per_row;
@@ -154,6 +152,7 @@ class Router {
   }
 
   const SimulatedCluster& c_;
+  const HostLayout hosts_;
   std::mt19937_64 rng_;
   std::vector<int> order_;
   std::vector<double> cumulative_;
@@ -346,15 +345,6 @@ bool suits(const Placement& p) {
   return ranks.size() > 1 && !ranks[0].is_cpu() && (on_gpus || (on_cpus && several_hosts));
 }
 
-// Whether all hosts have as many of the ranks, and more than one.
-bool has_several_each(const std::vector<DeviceId>& ranks) {
-  std::map<int, int> of_hosts;
-  for (const DeviceId d : ranks) ++of_hosts[d.host];
-  const int n = of_hosts.begin()->second;
-  return n > 1 && std::all_of(of_hosts.begin(), of_hosts.end(),
-                              [&](const auto& host) { return host.second == n; });
-}
-
 }  // namespace
 
 SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew) {
@@ -418,7 +408,7 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
   }
   RowBytes bytes = row_bytes(in.config, p.expert_rows);
   c.to_all_hosts = !one_host && !owner.is_cpu() && c.tokens_per_rank <= kMaxRecordedTokens &&
-                   has_several_each(ranks);
+                   HostLayout(c.host_of).has_equal_hosts();
   if (c.to_all_hosts) bytes.back = encoded_bytes(RowFormat::kF32, in.config.dim);
   c.dispatch_bytes = static_cast<double>(bytes.there);
   c.combine_bytes = static_cast<double>(bytes.back);

@@ -21,9 +21,10 @@ class ExpertLoader {
   // The experts of a load that has ended are computed from now on, and the loader is idle. Called
   // while nothing is computed. Throws Error that says why they were not loaded.
   virtual void finish() = 0;
-  // Of a worker whose experts move, only when idle: whether there is memory for more experts, and
-  // from now on these are not computed, and their memory is for others; while nothing is computed.
+  // For a worker whose experts move, only when idle. Whether there is memory for these experts too.
   virtual bool has_room(const ExpertsOfLayers&) const { return true; }
+  // These experts are not computed from now on, and others get their memory. Called while nothing
+  // is computed.
   virtual void drop(const ExpertsOfLayers&) {}
 };
 

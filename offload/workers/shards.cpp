@@ -20,6 +20,14 @@ std::optional<int> number_of(std::string_view text) {
   return number;
 }
 
+// What the text of layers that are not all the same adds to their experts.
+template <class Layer>
+std::string said_of_layers(const std::vector<Layer>& layers) {
+  const bool same =
+      std::adjacent_find(layers.begin(), layers.end(), std::not_equal_to<>()) == layers.end();
+  return same ? "" : ", not all in every layer";
+}
+
 }  // namespace
 
 std::vector<Shard> shards_of(const std::vector<ExpertsOfLayers>& owned, int n_layers,
@@ -60,15 +68,11 @@ std::vector<int> in_any_layer(const Shard& shard) {
 }
 
 std::string text_of_layers(const ExpertsOfLayers& experts) {
-  const bool same =
-      std::adjacent_find(experts.begin(), experts.end(), std::not_equal_to<>()) == experts.end();
-  return text_of_experts(in_any_layer(experts)) + (same ? "" : ", not all in every layer");
+  return text_of_experts(in_any_layer(experts)) + said_of_layers(experts);
 }
 
 std::string text_of_shard(const Shard& shard) {
-  const bool same = std::adjacent_find(shard.experts.begin(), shard.experts.end(),
-                                       std::not_equal_to<>()) == shard.experts.end();
-  return text_of_experts(in_any_layer(shard)) + (same ? "" : ", not all in every layer");
+  return text_of_experts(in_any_layer(shard)) + said_of_layers(shard.experts);
 }
 
 bool has_any(const ExpertsOfLayers& experts) { return n_of_all_layers(experts) > 0; }
@@ -94,6 +98,10 @@ ExpertsOfLayers layers_without(ExpertsOfLayers experts, const ExpertsOfLayers& o
     for (size_t e = 0; e < std::min(experts[l].size(), others[l].size()); ++e)
       if (others[l][e]) experts[l][e] = false;
   return experts;
+}
+
+ExpertsOfLayers common_layers(const ExpertsOfLayers& a, const ExpertsOfLayers& b) {
+  return layers_without(a, layers_without(a, b));
 }
 
 ExpertsOfLayers experts_of_shard(const Shard& shard, int n_layers, int n_experts) {

@@ -33,6 +33,8 @@ int64_t n_of_all_layers(const ExpertsOfLayers& experts);
 // Adds the experts of one to the other, which may be empty, and leaves them out.
 void add_layers(const ExpertsOfLayers& experts, ExpertsOfLayers& to);
 ExpertsOfLayers layers_without(ExpertsOfLayers experts, const ExpertsOfLayers& others);
+// Those that are in both.
+ExpertsOfLayers common_layers(const ExpertsOfLayers& a, const ExpertsOfLayers& b);
 // Those of n_layers layers that the shard has, [n_layers][n_experts].
 ExpertsOfLayers experts_of_shard(const Shard& shard, int n_layers, int n_experts);
 // Whether `experts` has one of the shard's experts in its layer.

@@ -7,16 +7,6 @@
 #include "offload/workers/shards.h"
 
 namespace tandem {
-namespace {
-
-bool have_one_in_common(const ExpertsOfLayers& a, const ExpertsOfLayers& b) {
-  for (size_t l = 0; l < a.size(); ++l)
-    for (size_t e = 0; e < a[l].size(); ++e)
-      if (a[l][e] && b[l][e]) return true;
-  return false;
-}
-
-}  // namespace
 
 void StandbyLoads::ask(int peer, ExpertsOfLayers experts) {
   require_protocol(loader_ != nullptr, "this worker loads no experts");
@@ -80,7 +70,7 @@ ExpertsOfLayers StandbyLoads::unused() const {
 // backbone has as many of a layer here as before.
 ExpertsOfLayers StandbyLoads::to_drop() const {
   const ExpertsOfLayers unused = this->unused();
-  ExpertsOfLayers drop = layers_without(unused, layers_without(unused, given_away_));
+  ExpertsOfLayers drop = common_layers(unused, given_away_);
   const Asked* const first = next();
   if (!first || has_any(drop)) return drop;
   const ExpertsOfLayers wanted = missing(*first);
@@ -122,15 +112,13 @@ std::string StandbyLoads::finish() {
     loader_->finish();
   } catch (const Error& error) {
     for (Asked& asked : asked_)
-      if (have_one_in_common(asked.experts, ended)) asked.refusal = error.what();
+      if (has_any(common_layers(asked.experts, ended))) asked.refusal = error.what();
     return fmt::format("experts {} are not loaded: {}", text, error.what());
   }
-  for (size_t l = 0; l < ended.size(); ++l)
-    for (size_t e = 0; e < ended[l].size(); ++e)
-      if (ended[l][e]) experts_[l][e] = true;
+  add_layers(ended, experts_);
   bool is_wanted = false;
   for (Asked& asked : asked_)
-    if (have_one_in_common(asked.experts, ended)) asked.n_bytes += n_bytes, is_wanted = true;
+    if (has_any(common_layers(asked.experts, ended))) asked.n_bytes += n_bytes, is_wanted = true;
   if (moves_ && !is_wanted) add_layers(ended, given_away_);  // who asked for them was lost
   return fmt::format("experts {} are loaded", text);
 }
@@ -157,11 +145,7 @@ std::optional<LoadAnswer> StandbyLoads::answer(int peer) const {
 }
 
 ExpertsOfLayers StandbyLoads::missing(const Asked& asked) const {
-  ExpertsOfLayers missing = asked.experts;
-  for (size_t l = 0; l < missing.size(); ++l)
-    for (size_t e = 0; e < missing[l].size(); ++e)
-      if (experts_[l][e]) missing[l][e] = false;
-  return missing;
+  return layers_without(asked.experts, experts_);
 }
 
 }  // namespace tandem

@@ -127,7 +127,9 @@ void WorkerGroup::ask_standbys() {
     const Shard& of = needs_.shards[shard];
     p_.warn(fmt::format("experts {} have no worker that is up: the standby {} loads them",
                         text_of_shard(of), standbys[standby]->address()));
-    standbys[standby]->ask_to_load(of);
+    const WorkerWelcome& model = needs_.model;
+    standbys[standby]->ask_to_load(
+        experts_of_shard(of, model.n_layers, static_cast<int>(model.experts[0].size())));
   }
 }
 

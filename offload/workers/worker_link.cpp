@@ -272,13 +272,6 @@ WorkerLink::Load WorkerLink::load() const {
   return load_;
 }
 
-void WorkerLink::ask_to_load(const Shard& shard) {
-  const std::lock_guard lock(mutex_);
-  if (is_up() && !load_.is_under_way)
-    order(
-        experts_of_shard(shard, expected_.n_layers, static_cast<int>(expected_.experts[0].size())));
-}
-
 bool WorkerLink::ask_to_load(const ExpertsOfLayers& experts) {
   const std::lock_guard lock(mutex_);
   if (!is_up() || load_.is_under_way) return false;
@@ -317,8 +310,7 @@ void WorkerLink::send_order() {
     const std::lock_guard lock(mutex_);
     tells_uses = std::exchange(is_use_ordered_, false);
     asks = std::exchange(is_ordered_, false);
-    if (tells_uses)
-      uses_ = bytes_of(layers_without(here_, layers_without(here_, expected_.experts)));
+    if (tells_uses) uses_ = bytes_of(common_layers(here_, expected_.experts));
     if (asks) order_ = bytes_of(load_.experts);
   }
   const MessageBytes uses = uses_, order = order_;

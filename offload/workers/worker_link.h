@@ -76,11 +76,10 @@ class WorkerLink {
   bool moves_experts() const { return moves_experts_; }
   // Thread-safe. Whether the worker has more experts than at the last call.
   bool take_growth() { return has_grown_.exchange(false); }
-  // Thread-safe. Asks a standby that is up to load a shard beside what it has, unless it has not
-  // answered yet. Its answer is in load().
-  void ask_to_load(const Shard& shard);
-  // The same of a worker whose experts move, and these experts, which are used once hold() says so.
-  // Returns whether it was asked. give_up_load(): they are not wanted, also if they were loaded.
+  // Thread-safe. Asks a worker that is up to load experts beside what it has, unless it has not
+  // answered yet; returns whether it was asked. Its answer is in load(). A standby is one of their
+  // owners once it has loaded them, a worker whose experts move once hold() says so.
+  // give_up_load(): they are not wanted, also if they were loaded.
   bool ask_to_load(const ExpertsOfLayers& experts);
   void give_up_load();
   // Thread-safe. This backbone uses these experts of a worker whose experts move from now on, of

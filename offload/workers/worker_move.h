@@ -21,8 +21,8 @@ struct WorkerHomes {
   std::vector<Worker> workers;
   ExpertHomes homes;
 };
-// Of n_layers layers. Experts move between workers that would compute the same sums as the first
-// one whose experts may move; those of all others are fixed.
+// The owners of the experts of n_layers layers. Experts move between workers that would compute the
+// same sums as the first one whose experts may move; all other workers are fixed.
 WorkerHomes worker_homes(std::vector<WorkerHomes::Worker> workers, int n_layers);
 
 struct WorkerMove {

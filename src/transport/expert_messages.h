@@ -87,7 +87,8 @@ ExpertsOfLayers load_from(MessageBytes body, size_t n_layers, size_t n_experts);
 struct LoadAnswer {
   enum class State : uint32_t { kLoading, kLoaded, kRefused };
   State state = State::kLoading;
-  // Of the load under way, perhaps for another backbone; of the loads for this one once it is done.
+  // While it loads: those of the load under way, which may be for another backbone. Once it has
+  // loaded: those of all loads for this one.
   int64_t bytes_done = 0, bytes_total = 0;
   std::string why;  // it refuses
   bool operator==(const LoadAnswer&) const = default;

@@ -207,7 +207,7 @@ MUTANTS = [
     ("a placement's ep_rows beats the command line", "src/loader/decision.cpp", [("options.rows.value_or(placed ? placed->rows : ExpertRows::kExact)", "placed ? placed->rows : options.rows.value_or(ExpertRows::kExact)")]),
     ("a placement's ep_rows does not come to its ranks", "offload/parts/executed_parts.cpp", [("  parts.rows = p.expert_rows;\n", "")]),
     ("simulation: rows of decode go where prompts go", "offload/simulation/simulate.cpp", [("if (c_.to_all_hosts) add_to_other_hosts", "if (false) add_to_other_hosts")]),
-    ("simulation: rows of decode go to all ranks of the other hosts", "offload/simulation/simulate.cpp", [("if (number_in_host(to) == number_in_host(from) && !there", "if (!there")]),
+    ("simulation: rows of decode go to all ranks of the other hosts", "offload/simulation/simulate.cpp", [("copies[hosts_.gateway(from, host)] += 1;", "for (const int to : hosts_.ranks_of(host)) copies[to] += 1;")]),
     ("simulation: steps that are not recorded go to all hosts", "offload/simulation/simulate.cpp", [("c.tokens_per_rank <= kMaxRecordedTokens &&", "c.tokens_per_rank > 0 &&")]),
     ("simulation: reduced sums are in BF16", "offload/simulation/simulate.cpp", [("if (c.to_all_hosts) bytes.back", "if (false) bytes.back")]),
     ("simulation: a row goes to a rank once for each expert", "offload/simulation/simulate.cpp", [("return 1. / static_cast<double>(std::count_if(", "if (near) return 1;\n    return 1. / static_cast<double>(std::count_if(")]),

@@ -1,64 +1,25 @@
 #include "loader/weights/moving_experts.h"
 
-#include <exception>
+#include <algorithm>
 
 #include "core/check.h"
 #include "offload/workers/shards.h"
 
 namespace tandem {
 
-MovingExperts::~MovingExperts() {
-  gives_up_ = true;
-  if (thread_.joinable()) thread_.join();
-}
-
 void MovingExperts::begin(const ExpertsOfLayers& experts) {
-  check(progress().state == State::kIdle, "one load at a time");
-  experts_ = experts;
-  {
-    const std::lock_guard lock(mutex_);
-    progress_.state = State::kLoading;
-  }
-  thread_ = std::thread([this] {
-    load_beside_steps();
-    failure_.clear();
-    try {
-      load();
-    } catch (const LoadGivenUp&) {
-      failure_ = "it was given up";
-    } catch (const std::exception& error) {
-      failure_ = error.what();
-    }
-    const std::lock_guard lock(mutex_);
-    progress_.state = State::kEnded;
+  load_.begin([this, experts](const LoadProgress& progress) {
+    require(has_room(experts),
+            "the spare memory has no room for {} experts: others that were to leave are used by "
+            "another backbone, or stayed when one was lost: start this worker again",
+            n_of_all_layers(experts));
+    spare_->load(ids_of(experts), {n_threads_, progress});
   });
 }
 
-void MovingExperts::load() {
-  require(has_room(experts_),
-          "the spare memory has no room for {} experts: others that were to leave are used by "
-          "another backbone, or stayed when one was lost: start this worker again",
-          n_of_all_layers(experts_));
-  spare_->load(ids_of(experts_), {n_threads_, [this](int64_t done, int64_t total, double) {
-                                    if (gives_up_) throw LoadGivenUp();
-                                    const std::lock_guard lock(mutex_);
-                                    progress_ = {State::kLoading, done, total};
-                                  }});
-}
-
-ExpertLoader::Progress MovingExperts::progress() const {
-  const std::lock_guard lock(mutex_);
-  return progress_;
-}
-
 void MovingExperts::finish() {
-  check(progress().state == State::kEnded, "a load that has ended");
-  thread_.join();
-  {
-    const std::lock_guard lock(mutex_);
-    progress_ = {};
-  }
-  require(failure_.empty(), "{}", failure_);
+  const std::string failure = load_.end();
+  require(failure.empty(), "{}", failure);
   spare_->exchange({}, weights_);
 }
 

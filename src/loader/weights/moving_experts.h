@@ -1,12 +1,10 @@
 // The loader of a worker whose experts move: reads experts of its checkpoint into spare memory
 // beside those that it computes, and takes the memory of those that it gives away.
 #pragma once
-#include <atomic>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
+#include <vector>
 
+#include "loader/weights/background_load.h"
 #include "loader/weights/spare_experts.h"
 #include "offload/workers/expert_loader.h"
 
@@ -19,30 +17,21 @@ class MovingExperts final : public ExpertLoader {
   MovingExperts(std::unique_ptr<SpareExperts> spare, const ModelConfig& config,
                 ModelWeights& weights, int n_threads)
       : spare_(std::move(spare)), c_(config), weights_(weights), n_threads_(n_threads) {}
-  ~MovingExperts() override;  // gives up a load under way
 
   void begin(const ExpertsOfLayers& experts) override;
-  Progress progress() const override;
+  Progress progress() const override { return load_.progress(); }
   void finish() override;
   bool has_room(const ExpertsOfLayers& experts) const override;
   void drop(const ExpertsOfLayers& experts) override;
 
  private:
   std::vector<ExpertId> ids_of(const ExpertsOfLayers& experts) const;
-  void load();
 
   const std::unique_ptr<SpareExperts> spare_;
   const ModelConfig& c_;
   ModelWeights& weights_;
   const int n_threads_;
-  // What the thread of a load has to itself, until the state is kEnded.
-  ExpertsOfLayers experts_;
-  std::string failure_;  // empty: it has succeeded
-
-  std::atomic<bool> gives_up_{false};
-  mutable std::mutex mutex_;  // guards the progress
-  Progress progress_;
-  std::thread thread_;
+  BackgroundLoad load_;  // the last member
 };
 
 }  // namespace tandem

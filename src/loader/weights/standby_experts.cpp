@@ -1,7 +1,6 @@
 #include "loader/weights/standby_experts.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "core/check.h"
@@ -27,18 +26,7 @@ StandbyExperts::StandbyExperts(StandbyParts parts)
         for (std::vector<bool>& of_layer : one) of_layer[0] = true;
         const CpuWeights home(p_.plan.layout.kernels, p_.topology);
         return packed_bytes(p_.stored, p_.config, home, layout_of(one));
-      }()) {
-  p_.plan.progress = [this](int64_t done, int64_t total, double) {
-    if (gives_up_) throw LoadGivenUp();
-    const std::lock_guard lock(mutex_);
-    progress_ = {State::kLoading, done, total};
-  };
-}
-
-StandbyExperts::~StandbyExperts() {
-  gives_up_ = true;
-  if (thread_.joinable()) thread_.join();
-}
+      }()) {}
 
 int StandbyExperts::n_fitting() const {
   return static_cast<int>(
@@ -48,26 +36,10 @@ int StandbyExperts::n_fitting() const {
 void StandbyExperts::begin(const ExpertsOfLayers& experts) {
   check(progress().state == State::kIdle, "one load at a time");
   experts_ = experts;
-  {
-    const std::lock_guard lock(mutex_);
-    progress_.state = State::kLoading;
-  }
-  thread_ = std::thread([this] {
-    load_beside_steps();
-    failure_.clear();
-    try {
-      load();
-    } catch (const LoadGivenUp&) {
-      failure_ = "it was given up";
-    } catch (const std::exception& error) {
-      failure_ = error.what();
-    }
-    const std::lock_guard lock(mutex_);
-    progress_.state = State::kEnded;
-  });
+  load_.begin([this](const LoadProgress& progress) { load(progress); });
 }
 
-void StandbyExperts::load() {
+void StandbyExperts::load(const LoadProgress& progress) {
   const CpuWeights empty(p_.plan.layout.kernels, p_.topology);
   const int64_t needed = packed_bytes(p_.stored, p_.config, empty, layout_of(experts_));
   const int64_t free = p_.free_bytes();
@@ -75,25 +47,16 @@ void StandbyExperts::load() {
           text_of_layers(experts_), gigabytes(needed), gigabytes(free));
   LoadPlan plan = p_.plan;
   plan.layout.experts = layout_of(experts_);
+  plan.progress = progress;
   home_ = std::make_unique<CpuWeights>(plan.layout.kernels, p_.topology);
   loaded_ = load_weights(p_.store, p_.stored, p_.config, plan, *home_).weights;
 }
 
-ExpertLoader::Progress StandbyExperts::progress() const {
-  const std::lock_guard lock(mutex_);
-  return progress_;
-}
-
 void StandbyExperts::finish() {
-  check(progress().state == State::kEnded, "a load that has ended");
-  thread_.join();
-  {
-    const std::lock_guard lock(mutex_);
-    progress_ = {};
-  }
+  const std::string failure = load_.end();
   std::unique_ptr<CpuWeights> home = std::move(home_);
   const ModelWeights loaded = std::exchange(loaded_, {});
-  require(failure_.empty(), "{}", failure_);
+  require(failure.empty(), "{}", failure);
   homes_.push_back(std::move(home));
   const size_t n_experts = p_.config.router.n_experts;
   for (size_t l = 0; l < loaded.layers.size(); ++l) {

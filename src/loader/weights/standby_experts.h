@@ -1,14 +1,11 @@
 // The loader of a standby: reads experts of an opened checkpoint beside those that are computed.
 #pragma once
-#include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
 #include <vector>
 
 #include "io/weight_store.h"
+#include "loader/weights/background_load.h"
 #include "loader/weights/load_weights.h"
 #include "offload/workers/expert_loader.h"
 
@@ -32,33 +29,28 @@ class StandbyExperts final : public ExpertLoader {
  public:
   // References outlive the object.
   explicit StandbyExperts(StandbyParts parts);
-  ~StandbyExperts() override;  // gives up a load under way
 
   // Bytes of one expert of every layer, and how many of them fit the free memory.
   int64_t expert_bytes() const { return expert_bytes_; }
   int n_fitting() const;
 
   void begin(const ExpertsOfLayers& experts) override;
-  Progress progress() const override;
+  Progress progress() const override { return load_.progress(); }
   void finish() override;
 
  private:
-  void load();
+  void load(const LoadProgress& progress);
   ExpertsLayout layout_of(const ExpertsOfLayers& experts) const;
 
   StandbyParts p_;
   const int64_t expert_bytes_;
   std::vector<std::unique_ptr<CpuWeights>> homes_;  // of the loads so far
-  // What the thread of a load has to itself, until the state is kEnded.
+  // What the thread of a load has to itself, until it has ended.
   ExpertsOfLayers experts_;
   std::unique_ptr<CpuWeights> home_;
   ModelWeights loaded_;
-  std::string failure_;  // empty: it has succeeded
 
-  std::atomic<bool> gives_up_{false};
-  mutable std::mutex mutex_;  // guards the progress
-  Progress progress_;
-  std::thread thread_;
+  BackgroundLoad load_;  // the last member
 };
 
 }  // namespace tandem
