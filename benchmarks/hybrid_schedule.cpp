@@ -57,8 +57,8 @@ struct Model {
   int n_resident;
 };
 
-// Of a step as the timeline has it: from the end of its first layer to that of its last, and as
-// long again a layer for the first, whose beginning has no mark. Medians.
+// The medians of a step's time as the timeline has it: from the end of its first layer to that of
+// its last, and as long again a layer for the first, whose beginning has no mark.
 struct Traced {
   double step, halves;
 };

@@ -59,7 +59,7 @@ class StatedOps final : public Ops {
     busy(tokens * static_cast<double>(a.cache.cols) * sizeof(uint16_t), tokens * ops);
   }
   void mla_naive(const MlaArgs&, const QuantView&) override { fail("the stated GPU only decodes"); }
-  // Of the recorded choices, by the step's first token and the layer.
+  // Chooses what was recorded, by the step's first token and the layer.
   void route(const RouteArgs& a) override {
     product(a.x.rows, a.w.q.rows, a.w);
     int layer = 0;

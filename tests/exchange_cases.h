@@ -173,7 +173,7 @@ class NaiveSums {
  public:
   NaiveSums(const ExchangeCase& c, const HostLayout& layout, int rank, bool once_to_each_host)
       : c_(c), layout_(layout), rank_(rank), once_(once_to_each_host), chooser_(c.owners) {}
-  // Of the tokens of this rank.
+  // The batch has the tokens of this rank.
   void begin(const ExpertBatch& batch) {
     batch_ = batch;
     chooser_.begin(batch.layer, batch.routing.ids);

@@ -140,7 +140,7 @@ int64_t mtp_layer_bytes(const ModelConfig& c, const Placement& p) {
   return c.n_mtp_layers * bytes;
 }
 
-// Of the devices that the placement uses.
+// The free bytes of the devices that the placement uses.
 int64_t free_bytes(const std::vector<DeviceMemory>& memory) {
   int64_t bytes = 0;
   for (const DeviceMemory& m : memory)

@@ -19,7 +19,7 @@ int64_t bytes_of_crossing(const ExchangeShape& shape) {
   return round_up(encoded_bytes(shape.there, shape.dim) + 12 * shape.n_active, 64);
 }
 
-// Of the rank's couriers between hosts.
+// What the rank's couriers between hosts carry at most.
 ItemSizes sizes_of_parcels(const HostLayout& layout, int rank, const ExchangeShape& shape) {
   const int64_t max = shape.max_tokens;
   return {.bytes = bytes_of_crossing(shape),

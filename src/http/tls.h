@@ -26,7 +26,7 @@ inline auto into(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
 }
 
-// Of a server's client, or of a client's server.
+// A connection between a client and a server, at either end, with or without TLS.
 class ClientStream {
  public:
   using Socket = boost::asio::ip::tcp::socket;

@@ -10,12 +10,12 @@
 
 namespace tandem {
 
-// Of experts on CPUs; the text of WorkerWelcome::arithmetic.
+// How experts are computed on CPUs; the text of WorkerWelcome::arithmetic.
 std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
                             const ModelWeights& weights, const ModelConfig& config);
 
-// Of all expert workers of a backbone: their sums depend on their kernels and on how the experts
-// are divided. Standbys are left out until they have experts.
+// How all expert workers of a backbone compute: their sums depend on their kernels and on how the
+// experts are divided. Standbys are left out until they have experts.
 std::string arithmetic_of_workers(const AskedWorkers& asked);
 
 }  // namespace tandem

@@ -84,7 +84,8 @@ bool is_rotary_buffer(std::string_view name) {
          name.ends_with(".rotary_emb.sin_cached");
 }
 
-// Of MTP layers in use these are their copies of the model's embedding and head.
+// Whether a tensor of an MTP layer is not used: the layer is not, or the tensor is its copy of the
+// model's embedding or head.
 bool is_unused_mtp(std::string_view name, const ModelConfig& config) {
   constexpr std::string_view kLayers = "model.layers.";
   if (!name.starts_with(kLayers)) return false;

@@ -153,7 +153,7 @@ void add_simulated(Json& row, const BenchOptions& o) {
 
 namespace {
 
-// Of the first column: "exchange all-to-all, each rank" is there between hosts only.
+// The first column is wider between hosts: "exchange all-to-all, each rank" is there only then.
 int width_of_operation(int n_hosts) { return n_hosts > 1 ? 30 : 20; }
 
 // The tokens and formats of an exchange of rows; empty for other operations.

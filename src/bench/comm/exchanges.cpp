@@ -193,7 +193,7 @@ std::unique_ptr<ExpertExchange> ExchangesBench::exchange_if_possible(const Way& 
   }
 }
 
-// Of all ranks in one exchange.
+// What all ranks together send to other hosts in one exchange.
 int64_t ExchangesBench::bytes_between_hosts(const std::function<void()>& exchange) {
   const int64_t before = bytes_sent_;
   exchange();

@@ -82,7 +82,7 @@ class Negations {
       for (const bool value : {false, true})
         if (std::find(values.begin(), values.end(), Json(value)) == values.end())
           add({{"const", value}});
-    // Of other arrays and objects, only those that are larger than all constants.
+    // Other arrays and objects must be larger than all constants.
     if (types & kArrayType) add(of_type("array", "minItems", most_items + 1));
     if (types & kObjectType) add(of_type("object", "minProperties", most_properties + 1));
     add_between(std::move(numbers));
