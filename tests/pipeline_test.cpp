@@ -97,5 +97,52 @@ TEST(Pipeline, ReplicasHaveAsManyPieces) {
   EXPECT_EQ(n_logits, (std::array<int64_t, 3>{3, 1, 0}));
 }
 
+// A stage computes a step as many announcements later as its number, from copies of the arrays.
+TEST(StageQueue, GivesEachStepToEachStageInItsTurn) {
+  for (int stage = 0; stage < 4; ++stage) {
+    StageQueue queue({2, 1, 4}, stage);
+    for (int step = 0; step < 12; ++step) {
+      {
+        StepArrays arrays(64), other(64);  // which end with the announcement
+        const std::vector<int32_t> tokens = numbers(20, 100 * step), pages = {step, step + 1},
+                                   other_pages = {step + 50, 7};
+        for (int i = 0; i < 1 + step % 3; ++i) arrays.add(tokens, pages, 5 + i, 1, 1);
+        arrays.add(tokens, other_pages, 0, 3, 2);
+        if (step % 4 == 3) other.add(tokens, pages, 0, 1, 0);
+        const std::vector<Batch> replicas = {arrays.batch(), other.batch()};
+        queue.push({replicas, 1 + step % 2});
+      }
+      const auto expect = [&](const StageQueue::Step& got, int number) {
+        ASSERT_EQ(got.replicas.size(), 2u);
+        const Batch &first = got.replicas[0], &second = got.replicas[1];
+        if (number < 0) {
+          EXPECT_EQ(first.n() + second.n(), 0);
+          return;
+        }
+        EXPECT_EQ(got.n_micro_batches, 1 + number % 2);
+        EXPECT_EQ(second.n(), number % 4 == 3);
+        const int n_decoding = 1 + number % 3;
+        ASSERT_EQ(std::ssize(first.sequences), n_decoding + 1);
+        ASSERT_EQ(first.n(), n_decoding + 3);
+        EXPECT_EQ(first.tokens[0], 100 * number + 5);
+        EXPECT_EQ(first.positions[0], 5);
+        EXPECT_EQ(first.tokens[n_decoding + 2], 100 * number + 2);
+        EXPECT_EQ(std::ssize(first.logit_rows), n_decoding + 2);
+        EXPECT_EQ(first.logit_rows[n_decoding], n_decoding + 1);
+        for (int i = 0; i < n_decoding; ++i) {
+          ASSERT_EQ(first.sequences[i].kv_pages.size(), 2u);
+          EXPECT_EQ(first.sequences[i].kv_pages[1], number + 1);
+          EXPECT_EQ(first.sequences[i].kv_length, 6 + i);
+        }
+        EXPECT_EQ(first.sequences[n_decoding].kv_pages[0], number + 50);
+      };
+      expect(queue.now(), step - stage);
+      if (stage > 0) expect(queue.next(), step - stage + 1);
+    }
+    queue.clear();
+    EXPECT_EQ(queue.now().replicas[0].n() + queue.next().replicas[1].n(), 0);
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

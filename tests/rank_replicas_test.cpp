@@ -1,6 +1,7 @@
 // A model whose backbone is on several ranks as replicas with sequences of their own, in every way
 // of exchanging rows, and as the stages of a pipeline: golden logits, the embedded model's answers,
-// what ranks read, and steps of random batches. Ranks are threads here.
+// what ranks read, and steps of random batches. Ranks are threads here. rank_pipeline_test has what
+// only pipelines do.
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -510,69 +511,6 @@ TEST(RanksWithReplicas, SimulateRouting) {
     }
   options.simulated_routing = simulated_routing("balanced-ranks");
   EXPECT_TRUE(says(error_of([&] { LoadedModel loaded(options); }), "one rank has all experts"));
-}
-
-// A prompt passes through the stages of a pipeline in pieces, with logits of any of its rows.
-TEST(RanksInAPipeline, ComputePromptsInPieces) {
-  const ModelOptions options = {
-      .directory = kGolden + "v3_bf16", .context = 1024, .max_logits = 512};
-  std::vector<std::vector<int32_t>> prompts;
-  std::mt19937 random(3);
-  for (const int n : {300, 70, 129}) {
-    std::vector<int32_t>& prompt = prompts.emplace_back();
-    for (int i = 0; i < n; ++i) prompt.push_back(static_cast<int32_t>(random() % 100));
-  }
-  // The last rows of each, of sequences that a step computes together.
-  const auto logits_of = [&](LoadedModel& loaded) {
-    Engine engine = plain_engine(loaded);
-    std::vector<std::vector<float>> rows(prompts.size());
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      EngineRequest request;
-      request.request.prompt = prompts[i];
-      request.first_scored = i == 0 ? 290 : 60;
-      request.on_event = [](const TokenEvent&) { return true; };
-      request.on_logits = [&rows, i](int, std::span<const float> row) {
-        rows[i].insert(rows[i].end(), row.begin(), row.end());
-      };
-      engine.submit(std::move(request));
-    }
-    while (engine.step()) {
-    }
-    EXPECT_EQ(engine.counts().n_steps, 1);
-    return rows;
-  };
-  LoadedModel alone(options);
-  const auto want = logits_of(alone);
-  for (const Grid& grid : {Grid{1, 1, kAuto, 2}, Grid{1, 2, kAuto, 3}, Grid{2, 1, kGather, 2}}) {
-    SCOPED_TRACE(grid.name());
-    on_grid(grid, options, [&](LoadedModel& loaded) {
-      const auto got = logits_of(loaded);
-      for (size_t i = 0; i < want.size(); ++i)
-        expect_close(got[i], want[i], 2e-2 * largest(want[i]));
-    });
-  }
-}
-
-// A stage reads its layers, the first one the embedding and the last one the head.
-TEST(RanksInAPipeline, ReadOnlyTheirLayers) {
-  for (const char* family : {"v2_lite", "v3_fp8", "moonlight_tied"}) {
-    SCOPED_TRACE(family);
-    ModelOptions options = {.directory = kGolden + family, .context = 64};
-    LoadedModel alone(options);
-    const int64_t embedding = int64_t{alone.config().vocab} * alone.config().dim * 2;
-    options.n_stages = 3;
-    std::vector<int64_t> bytes(3);
-    run_local_ranks({3}, [&](Group& group) {
-      StepChannel steps(group, [](const GroupError&) {});
-      LoadedModel loaded(on_rank(options, group, &steps));
-      bytes[group.rank()] = loaded.load_report().bytes;
-      EXPECT_LT(loaded.cache().page_bytes(), alone.cache().page_bytes() / 2);
-      steps.leads() ? steps.end() : steps.follow();
-    });
-    const int64_t twice = alone.config().tied_head ? embedding : 0;
-    EXPECT_EQ(bytes[0] + bytes[1] + bytes[2], alone.load_report().bytes + twice);
-    for (const int64_t of_stage : bytes) EXPECT_GT(of_stage, 0);
-  }
 }
 
 // Every expert is read once, and the backbone once for each replica.

@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-struct Calls final : ExpertPool {
+struct CallsOfPool final : ExpertPool {
   void add_to(Ticket, TensorView) override {}
   Ticket start(const ExpertBatch& batch) override {
     layers.push_back(batch.layer);
@@ -26,7 +26,7 @@ void submit(ExpertPool& experts, int layer, std::vector<int32_t> ids) {
 
 TEST(RoutingRecorder, CountsEveryChoiceWhileItObserves) {
   const ModelConfig config = config_of_four_experts(3);
-  Calls calls;
+  CallsOfPool calls;
   RoutingRecorder recorder(config);
   submit(calls, 2, {0, 0, -1});  // not yet observed
   calls.observe(&recorder);
@@ -59,7 +59,7 @@ TEST(RoutingRecorder, CountsEveryChoiceWhileItObserves) {
 
 TEST(RoutingRecorder, WindowsHaveAtMostNineTokens) {
   const ModelConfig config = config_of_four_experts(3);
-  Calls calls;
+  CallsOfPool calls;
   RoutingRecorder recorder(config);
   calls.observe(&recorder);
   for (int i = 0; i < 20; ++i) submit(calls, 1, {i < 10 ? 0 : 2, i < 10 ? 1 : 3, -1});

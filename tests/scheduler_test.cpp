@@ -1,4 +1,5 @@
 // The scheduler with a simulated model: random traces, and tests of each guarantee.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -11,11 +12,11 @@ namespace {
 
 // Offloaded and copied pages of all traces.
 struct Swaps {
-  int64_t n_in = 0, n_copied_out = 0, n_copied_in = 0, n_copied_within = 0;
+  int64_t n_in = 0, n_copied_out = 0, n_copied_in = 0, n_copied_within = 0, n_shares = 0;
   int64_t n_drafted = 0, n_accepted = 0;  // tokens
 };
 
-void play_random_trace(int seed, Swaps& swaps, bool drafts = false) {
+void play_random_trace(int seed, Swaps& swaps, bool drafts = false, int n_stages = 1) {
   std::mt19937 rng(seed);
   const auto up_to = [&](int n) { return static_cast<int>(rng() % n); };
   Scheduler::Limits limits;
@@ -52,17 +53,17 @@ void play_random_trace(int seed, Swaps& swaps, bool drafts = false) {
     } else if (what == 6 && up_to(5) == 0) {
       simulation.scheduler.forget_pages();
     } else {
-      simulation.step();
+      simulation.step_of_stages(n_stages);
     }
     if (testing::Test::HasFatalFailure() || testing::Test::HasNonfatalFailure()) return;
   }
-  simulation.run();
+  simulation.run(n_stages);
   for (const auto& [id, tokens] : expected) {
     EXPECT_EQ(simulation.n_ended[id], 1) << id;
     if (tokens.empty()) continue;  // aborted
     EXPECT_EQ(simulation.texts[id], tokens) << id;
   }
-  EXPECT_LE(simulation.n_steps, n_tokens) << "every step moves the oldest";
+  EXPECT_LE(simulation.n_steps, n_tokens) << "every step moves a sequence";
   EXPECT_EQ(simulation.scheduler.counts().n_drafted_tokens, simulation.n_drafted);
   EXPECT_EQ(simulation.scheduler.counts().n_accepted_tokens, simulation.n_accepted);
   swaps.n_drafted += simulation.n_drafted;
@@ -71,6 +72,7 @@ void play_random_trace(int seed, Swaps& swaps, bool drafts = false) {
   swaps.n_copied_out += simulation.n_copied_out;
   swaps.n_copied_in += simulation.n_copied_in;
   swaps.n_copied_within += simulation.n_copied_within;
+  swaps.n_shares += simulation.n_shares;
 }
 
 TEST(Scheduler, RandomTraces) {
@@ -97,6 +99,49 @@ TEST(Scheduler, RandomTracesWithDrafts) {
   EXPECT_GT(swaps.n_drafted, 25'000);
   EXPECT_GT(swaps.n_accepted, swaps.n_drafted / 5);
   EXPECT_LT(swaps.n_accepted, swaps.n_drafted / 2);
+}
+
+// The same texts where the stages of a pipeline have shares of the sequences in flight, of which
+// some are removed meanwhile.
+TEST(Scheduler, RandomTracesInFlight) {
+  for (const int n_stages : {2, 3, 5}) {
+    Swaps swaps;
+    for (int seed = 0; seed < 400 && !HasFailure(); ++seed) {
+      SCOPED_TRACE(fmt::format("{} stages, seed {}", n_stages, seed));
+      play_random_trace(seed, swaps, seed % 2 == 1, n_stages);
+    }
+    EXPECT_GT(swaps.n_shares, 20'000);
+    EXPECT_GT(swaps.n_in, 50);
+    EXPECT_GT(swaps.n_copied_within, 50);
+  }
+}
+
+// Prompts and sequences that can be admitted are planned when nothing is in flight.
+TEST(Scheduler, SharesAreOfSequencesThatAllDecode) {
+  Simulation s({.n_pages = 8, .max_tokens = 100, .max_running = 4});
+  EXPECT_TRUE(s.scheduler.only_decodes());
+  s.add(text(10, 1), 300);
+  EXPECT_FALSE(s.scheduler.only_decodes()) << "it can be admitted";
+  s.step();
+  EXPECT_TRUE(s.scheduler.only_decodes());
+  const SequenceId second = s.add(text(150, 2), 300);
+  s.step();
+  EXPECT_FALSE(s.scheduler.only_decodes()) << "51 tokens of its prompt are left";
+  s.step();
+  EXPECT_TRUE(s.scheduler.only_decodes());
+  s.add(text(200, 3), 20);  // four pages, and four are left
+  EXPECT_TRUE(s.scheduler.only_decodes()) << "no page would be left for the running ones";
+  std::vector<SequenceId> planned;
+  for (int i = 0; i < 3; ++i)
+    for (const Scheduler::Part& part : s.scheduler.plan_share(2)) planned.push_back(part.id);
+  EXPECT_EQ(planned, (std::vector<SequenceId>{1, second}));
+  EXPECT_FALSE(s.scheduler.is_decoding(1)) << "no draft may follow what is in flight";
+  s.scheduler.computed();
+  s.scheduler.append(1, 1);
+  EXPECT_TRUE(s.scheduler.is_decoding(1));
+  s.scheduler.remove(second);
+  s.scheduler.computed();
+  EXPECT_FALSE(s.scheduler.only_decodes()) << "there is room for the third";
 }
 
 TEST(Scheduler, DraftsTakeOnlyWhatIsLeft) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <random>
 #include <set>
@@ -58,7 +59,7 @@ class Simulation {
     for (const auto& [id, length] : wanted_)
       if (is_decoding(id)) decoding.insert(id);
     draft();
-    const std::vector<Scheduler::Part> plan = scheduler.plan();
+    const std::vector<Part> plan = scheduler.plan();
     if (plan.empty()) {
       EXPECT_TRUE(wanted_.empty()) << "work is left and none is planned";
       return false;
@@ -66,20 +67,34 @@ class Simulation {
     ++n_steps;
     check_plan(plan, decoding);
     for (const PageCopy& c : scheduler.copies()) copy(c);
-    for (const Scheduler::Part& part : plan) compute(part);
-    scheduler.computed();
-    check_pages();
-    for (const Scheduler::Part& part : plan) {
-      if (!part.last) continue;
-      decoding_.insert(part.id);
-      take_tokens(part);
-    }
-    check_pages();
+    compute_all(begun(plan));
     return true;
   }
 
-  void run() {
-    while (step()) {
+  // The same in a pipeline of so many stages: executes what the last stage computes while the first
+  // one computes a new share of the decoding sequences. A step that is no share comes when nothing
+  // is in flight.
+  bool step_of_stages(int n_stages) {
+    const bool shares = scheduler.only_decodes() && scheduler.n_running() > 1;
+    if (!shares && in_flight_.empty()) return step();
+    if (shares) draft();
+    in_flight_.push_back(begun(shares ? scheduler.plan_share(n_stages) : std::vector<Part>()));
+    check_share(n_stages);
+    if (std::ssize(in_flight_) < n_stages) return true;
+    const std::vector<Begun> oldest = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    if (!oldest.empty()) {
+      ++n_steps;
+      ++n_shares;
+      compute_all(oldest);
+    }
+    const auto is_empty = [](const auto& parts) { return parts.empty(); };
+    if (std::all_of(in_flight_.begin(), in_flight_.end(), is_empty)) in_flight_.clear();
+    return true;
+  }
+
+  void run(int n_stages = 1) {
+    while (step_of_stages(n_stages)) {
     }
     EXPECT_TRUE(scheduler.empty());
     EXPECT_EQ(scheduler.counts().n_available_pages, limits_.n_pages) << "pages were lost";
@@ -96,6 +111,7 @@ class Simulation {
 
   Scheduler scheduler;
   Drafts drafts;
+  int64_t n_shares = 0;  // steps of a share of the sequences
   int64_t n_steps = 0, n_computed = 0, n_copied_out = 0, n_copied_in = 0,
           n_copied_within = 0;  // pages
   int64_t n_drafted = 0, n_accepted = 0;
@@ -103,6 +119,53 @@ class Simulation {
   std::map<SequenceId, int> n_ended;
 
  private:
+  using Part = Scheduler::Part;
+  // A part of a step when it begins: a sequence that is removed later is still computed.
+  struct Begun {
+    Part part;
+    std::vector<int32_t> tokens, pages;
+  };
+  std::vector<Begun> begun(const std::vector<Part>& plan) const {
+    std::vector<Begun> parts;
+    for (const Part& part : plan) {
+      const auto tokens = scheduler.tokens_and_drafts(part.id);
+      const auto pages = scheduler.pages(part.id);
+      parts.push_back({part, {tokens.begin(), tokens.end()}, {pages.begin(), pages.end()}});
+    }
+    return parts;
+  }
+
+  void compute_all(const std::vector<Begun>& parts) {
+    for (const Begun& part : parts) compute(part);
+    scheduler.computed();
+    check_pages();
+    for (const auto& [part, tokens, pages] : parts) {
+      if (!part.last || wanted_.count(part.id) == 0) continue;
+      decoding_.insert(part.id);
+      take_tokens(part);
+    }
+    check_pages();
+  }
+
+  // Each sequence is in flight once, and each newest share is a fair one.
+  void check_share(int n_stages) {
+    std::set<SequenceId> in_flight;
+    for (const std::vector<Begun>& parts : in_flight_)
+      for (const Begun& b : parts) {
+        EXPECT_TRUE(in_flight.insert(b.part.id).second) << b.part.id << " is in flight twice";
+        EXPECT_TRUE(b.part.last && b.part.n == 1 + b.part.n_drafts);
+      }
+    int n_tokens = 0;
+    for (const Begun& b : in_flight_.back()) {
+      n_tokens += b.part.n;
+      n_drafted += b.part.n_drafts;
+      const auto there = static_cast<int>(b.tokens.size());
+      for (int i = b.part.first; i < there - b.part.n_drafts; ++i) ++n_logits_[b.part.id].at(i);
+    }
+    EXPECT_LE(n_tokens, std::min(limits_.max_tokens, limits_.max_logits));
+    EXPECT_LE(std::ssize(in_flight_.back()), (scheduler.n_running() + n_stages - 1) / n_stages);
+  }
+
   void draft() {
     for (const auto& [id, length] : wanted_) {
       if (!scheduler.is_decoding(id) || drafts.n == 0) continue;
@@ -196,9 +259,9 @@ class Simulation {
     }
   }
 
-  void compute(const Scheduler::Part& part) {
-    const auto tokens = scheduler.tokens_and_drafts(part.id);
-    const auto pages = scheduler.pages(part.id);
+  void compute(const Begun& begun) {
+    const auto& [part, tokens, pages] = begun;
+    const bool is_there = wanted_.count(part.id) > 0;
     ASSERT_LE(static_cast<size_t>(pages_for(part.first + part.n)), pages.size());
     uint64_t key = 0;
     for (int i = 0; i < part.first + part.n; ++i) {
@@ -207,7 +270,7 @@ class Simulation {
       if (i < part.first) {
         ASSERT_EQ(slot, key) << "sequence " << part.id << " reads a foreign key at " << i;
       } else {
-        ASSERT_EQ(users_of(pages[i / kPageSize]), 1) << "a shared page is written";
+        ASSERT_TRUE(!is_there || users_of(pages[i / kPageSize]) == 1) << "a shared page is written";
         slot = key;
         ++n_computed;
       }
@@ -255,6 +318,7 @@ class Simulation {
   std::map<SequenceId, int> wanted_;  // length at which each sequence ends
   std::map<SequenceId, std::vector<int>> n_logits_, expected_logits_;  // for each token
   std::set<SequenceId> decoding_;
+  std::deque<std::vector<Begun>> in_flight_;  // the newest last
   SequenceId last_id_ = 0;
 };
 

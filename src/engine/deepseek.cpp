@@ -6,11 +6,10 @@
 namespace tandem {
 
 void DeepSeek::embed(const Batch& step) {
-  const TensorView x = rows_of(step).x;
   if (share_.is_first_stage())
-    ops_.embed(step.tokens, w_.embed, x);
+    ops_.embed(step.tokens, w_.embed, rows_of(step).x);
   else
-    ops_.receive(x);
+    receive(step);
 }
 
 Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, PassMemory&) {

@@ -44,6 +44,8 @@ class DeepSeek {
   // Begins a step: the residual stream is the embedding of its tokens, or what the stage before has
   // made of it.
   void embed(const Batch& step);
+  // In a later stage: the residual stream of the next step that the stage before sends.
+  void receive(const Batch& step) { ops_.receive(rows_of(step).x); }
   // Computes layers for the tokens of `batch`, which outlives the pass: fills the cache and
   // changes the residual stream. Suspends where it waits for experts. The coroutine frame is
   // allocated in `memory`.

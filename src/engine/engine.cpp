@@ -76,25 +76,37 @@ bool Engine::step() {
   take_orders();
   end_overdue();
   const Plan& plan = schedule();
-  const bool computes = !plan.empty();
+  const bool computes = is_computing();
+  n_tokens_ = 0;
   if (computes) {
     const auto start = Clock::now();
     forward(plan);
-    sample(plan);
-    const double seconds = seconds_since(start);
-    speed_.add(n_tokens_, seconds, !rows_.empty());
-    try {
-      if (drafter_.is_on()) draft_next(seconds);
-    } catch (const StepFailed& error) {  // the step itself has its tokens
-      fail_parts(error.what());
+    if (std::ssize(in_flight_) == (flows_ ? model_.grid().n_stages : 1)) {
+      end_step(in_flight_.front(), start);
+      in_flight_.pop_front();
     }
   }
+  if (!is_computing()) in_flight_.clear();
   count_step();
   std::shared_ptr<const ExpertUses> news;
   if (expert_window_) news = read_expert_uses();
   if (rebalancer_) rebalancer_->between_steps(news);
   deliver();
   return computes;
+}
+
+// Chooses the tokens of a step that all stages have computed.
+void Engine::end_step(const Step& step, Clock::time_point start) {
+  if (step.plan.empty()) return;
+  n_tokens_ = step.n_tokens;
+  sample(step.plan);
+  const double seconds = seconds_since(start);
+  speed_.add(n_tokens_, seconds, !rows_.empty());
+  try {
+    if (drafter_.is_on()) draft_next(step.plan, seconds);
+  } catch (const StepFailed& error) {  // the step itself has its tokens
+    fail_parts(step.plan, error.what());
+  }
 }
 
 void Engine::run() {
@@ -234,14 +246,14 @@ void Engine::draft() {
 }
 
 // Prepares the drafts of the next step, once the tokens of this one are sampled.
-void Engine::draft_next(double step_seconds) {
+void Engine::draft_next(const Plan& plan, double step_seconds) {
   Drafter::Step step = {.results = {},
-                        .n_sequences = static_cast<int>(parts_.size()),
+                        .n_sequences = static_cast<int>(plan.size()),
                         .decodes = true,
                         .seconds = step_seconds};
   std::vector<Drafter::Result> results;
   std::vector<int> row(steps_.size());  // of each replica
-  for (const Part& part : parts_) {
+  for (const Part& part : plan) {
     const int first_row = row[part.replica], n_known = part.n - part.n_drafts;
     row[part.replica] += part.n;
     step.n_drafts += part.n_drafts;
@@ -275,28 +287,50 @@ int Engine::room_for_drafts(SequenceId id, const Running& r) const {
   return static_cast<int>(std::clamp<int64_t>(room - 1, 0, kMaxDraftTokens));
 }
 
+// The stages of a pipeline compute shares of the sequences at the same time. Everything else is
+// planned when nothing is in flight: until then steps are empty.
 const Engine::Plan& Engine::schedule() {
   draft();
-  parts_.clear();
-  n_tokens_ = 0;
-  for (int replica = 0; replica < replicas_.n(); ++replica) add_parts(replica);
-  return parts_;
+  const bool decodes = decodes_in_flight();
+  flows_ = decodes || !in_flight_.empty();
+  Step& step = in_flight_.emplace_back();
+  for (int replica = 0; replica < replicas_.n(); ++replica) {
+    Scheduler& scheduler = replicas_.at(replica);
+    steps_[replica].clear();
+    if (decodes)
+      add_parts(replica, scheduler.plan_share(model_.grid().n_stages), step);
+    else if (!flows_)
+      add_parts(replica, scheduler.plan(), step);
+    batches_[replica] = steps_[replica].batch();
+  }
+  return step.plan;
 }
 
-void Engine::add_parts(int replica) {
-  Scheduler& scheduler = replicas_.at(replica);
-  StepArrays& step = steps_[replica];
-  step.clear();
-  const std::vector<Scheduler::Part>& plan = scheduler.plan();
+bool Engine::decodes_in_flight() const {
+  bool has_several = false;
+  for (int i = 0; i < replicas_.n() && model_.grid().n_stages > 1; ++i) {
+    if (!replicas_.at(i).only_decodes()) return false;
+    has_several = has_several || replicas_.at(i).n_running() > 1;
+  }
+  return has_several;
+}
+
+bool Engine::is_computing() const {
+  return std::any_of(in_flight_.begin(), in_flight_.end(),
+                     [](const Step& step) { return !step.plan.empty(); });
+}
+
+void Engine::add_parts(int replica, std::span<const Scheduler::Part> plan, Step& step) {
+  const Scheduler& scheduler = replicas_.at(replica);
+  StepArrays& arrays = steps_[replica];
   copy_pages(replica);
   for (const Scheduler::Part& part : plan) {
     const std::span<const int32_t> pages = scheduler.pages(part.id);
-    step.add(scheduler.tokens_and_drafts(part.id), pages, part.first, part.n, part.n_logits);
+    arrays.add(scheduler.tokens_and_drafts(part.id), pages, part.first, part.n, part.n_logits);
     drafter_.will_compute(replica, pages, part.first, part.n);
-    parts_.push_back({part, replica});
+    step.plan.push_back({part, replica});
   }
-  batches_[replica] = step.batch();
-  n_tokens_ += step.n_tokens();
+  step.n_tokens += arrays.n_tokens();
 }
 
 void Engine::forward(const Plan& plan) {
@@ -305,13 +339,17 @@ void Engine::forward(const Plan& plan) {
     if (r.started == Clock::time_point()) r.started = Clock::now();
   }
   prepare_masks(plan);
-  model_.forward(batches_, cache_);
+  if (flows_)
+    model_.forward_in_flight(batches_, cache_);
+  else
+    model_.forward(batches_, cache_);
   if (masks_ready_.valid()) masks_ready_.get();
 }
 
 void Engine::sample(const Plan& plan) {
   find_rows(plan);
-  for (int i = 0; i < replicas_.n(); ++i) replicas_.at(i).computed();
+  for (size_t i = 0; i < plan.size(); ++i)
+    if (i == 0 || plan[i].replica != plan[i - 1].replica) replicas_.at(plan[i].replica).computed();
   give_pages(plan);
   n_sampled_ = 0;
   std::vector<TokenChooser::Use> uses;
@@ -336,8 +374,9 @@ void Engine::copy_pages(int replica) {
 
 void Engine::give_pages(const Plan& plan) {
   for (const Part& part : plan) {
-    Running& r = running_.at(part.id);
-    if (!r.asked.on_page) continue;
+    const auto it = running_.find(part.id);
+    if (it == running_.end() || !it->second.asked.on_page) continue;
+    Running& r = it->second;
     if (!page_keys_) page_keys_.emplace(model_.key_bytes(cache_), kMaxArrivedPages);
     const Scheduler& scheduler = replicas_.of(part.id);
     const int n_wanted = static_cast<int>(r.asked.request.prompt.size()) - 1;
@@ -365,7 +404,9 @@ void Engine::find_rows(const Plan& plan) {
 
 // Null for a row for which no token is sampled.
 Sampler* Engine::sampler_of(const LogitsRow& row) {
-  Running& r = running_.at(row.id);
+  const auto it = running_.find(row.id);
+  if (it == running_.end()) return nullptr;  // ended while its step was in flight
+  Running& r = it->second;
   const Request& request = r.asked.request;
   if (!row.is_sampled || request.max_new_tokens == 0) return nullptr;
   if (!r.sampler)
@@ -374,19 +415,20 @@ Sampler* Engine::sampler_of(const LogitsRow& row) {
   return r.sampler.get();
 }
 
-// Only the sequences of this step fail, for which it has computed nothing.
+// Only the sequences of this step fail, and of those in flight, for which nothing is computed.
 void Engine::fail_step(const std::string& why) {
   if (masks_ready_.valid()) masks_ready_.get();
   for (int i = 0; i < replicas_.n(); ++i) replicas_.at(i).abandon();
-  fail_parts(why);
+  for (const Step& step : in_flight_) fail_parts(step.plan, why);
+  in_flight_.clear();
   n_tokens_ = 0;
   count_step();
   deliver();
 }
 
-// Fails the sequences of the step that have not ended.
-void Engine::fail_parts(const std::string& why) {
-  for (const Part& part : parts_) {
+// Fails the sequences of a step that have not ended.
+void Engine::fail_parts(const Plan& plan, const std::string& why) {
+  for (const Part& part : plan) {
     if (!running_.contains(part.id)) continue;
     TokenEvent failure;
     failure.finish = FinishReason::kFailed;
@@ -435,7 +477,7 @@ void Engine::prepare_masks(const Plan& plan) {
 
 void Engine::use_row(const LogitsRow& row, size_t index) {
   const auto it = running_.find(row.id);
-  if (it == running_.end()) return;  // an earlier row ended the request
+  if (it == running_.end()) return;  // the request has ended
   if (row.is_sampled && row.position >= replicas_.of(row.id).n_computed(row.id))
     return;  // a rejected draft
   Running& r = it->second;

@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <condition_variable>
+#include <deque>
 #include <future>
 #include <map>
 #include <memory>
@@ -145,11 +146,15 @@ class Engine {
     std::vector<SequenceId> arrived;  // of which no more pages come
     bool forget = false;
   };
-  // What a replica computes of a sequence in this step.
+  // What a replica computes of a sequence in a step.
   struct Part : Scheduler::Part {
     int replica;
   };
   using Plan = std::vector<Part>;  // the parts of replica 0 first
+  struct Step {
+    Plan plan;
+    int n_tokens = 0;  // of all replicas
+  };
 
   bool wait_for_orders();
   void take_orders();
@@ -161,15 +166,18 @@ class Engine {
   bool push_page(ArrivedPage page);
   void end_overdue();
   const Plan& schedule();
+  bool decodes_in_flight() const;
+  bool is_computing() const;
   void draft();
   void forward(const Plan& plan);
+  void end_step(const Step& step, Clock::time_point start);
   void sample(const Plan& plan);
   void deliver();
 
-  void draft_next(double step_seconds);
+  void draft_next(const Plan& plan, double step_seconds);
   int room_for_drafts(SequenceId id, const Running& r) const;
 
-  void add_parts(int replica);
+  void add_parts(int replica, std::span<const Scheduler::Part> plan, Step& step);
   void copy_pages(int replica);
   void give_pages(const Plan& plan);
   void find_rows(const Plan& plan);
@@ -181,7 +189,7 @@ class Engine {
   void end(SequenceId id, FinishReason reason);
   void emit(SequenceId id, TokenEvent event);
   void fail_step(const std::string& why);
-  void fail_parts(const std::string& why);
+  void fail_parts(const Plan& plan, const std::string& why);
   void fail_all(const std::string& why);
   void deliver_now(const std::vector<Event>& events);
   void count_step();
@@ -200,10 +208,12 @@ class Engine {
   std::map<SequenceId, Arriving> arriving_;
   std::optional<BlockPool> page_keys_;  // for pages that are given to requests
   int64_t n_fetched_tokens_ = 0;
-  Plan parts_;                     // of this step
-  std::vector<StepArrays> steps_;  // [replicas] of this step
-  std::vector<Batch> batches_;     // [replicas] of this step
-  int n_tokens_ = 0;               // of all replicas in this step
+  // What is computed, the newest step last: one, or one for each stage of a pipeline.
+  std::deque<Step> in_flight_;
+  bool flows_ = false;             // whether the newest step is one of several
+  std::vector<StepArrays> steps_;  // [replicas] of the newest step
+  std::vector<Batch> batches_;     // [replicas] of the newest step
+  int n_tokens_ = 0;               // of all replicas in the step that has ended
   std::vector<LogitsRow> rows_;    // rows of logits of this step
   int n_sampled_ = 0;              // tokens sampled in this step
   std::vector<Event> events_;      // events of this step

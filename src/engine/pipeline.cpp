@@ -64,4 +64,39 @@ Batch Pipeline::piece_of(const Batch& step, int i, int n) {
           .logit_rows = std::span(logit_rows_).subspan(first_row)};
 }
 
+StageQueue::StageQueue(BackboneGrid grid, int stage) : steps_(stage + 1) {
+  for (Copy& copy : steps_) {
+    copy.arrays.resize(grid.n_replicas);
+    copy.replicas.resize(grid.n_replicas);
+  }
+}
+
+void StageQueue::push(const Step& step) {
+  Copy& copy = steps_[oldest_];
+  oldest_ = (oldest_ + 1) % steps_.size();
+  check(step.replicas.size() == copy.replicas.size(), "a batch for each replica");
+  copy.n_micro_batches = step.n_micro_batches;
+  for (size_t r = 0; r < step.replicas.size(); ++r) {
+    const Batch& batch = step.replicas[r];
+    Arrays& to = copy.arrays[r];
+    to.tokens.assign(batch.tokens.begin(), batch.tokens.end());
+    to.positions.assign(batch.positions.begin(), batch.positions.end());
+    to.logit_rows.assign(batch.logit_rows.begin(), batch.logit_rows.end());
+    to.sequences.assign(batch.sequences.begin(), batch.sequences.end());
+    to.pages.clear();
+    for (const Sequence& s : batch.sequences)
+      to.pages.insert(to.pages.end(), s.kv_pages.begin(), s.kv_pages.end());
+    std::span<const int32_t> pages(to.pages);
+    for (Sequence& s : to.sequences) {
+      s.kv_pages = pages.first(s.kv_pages.size());
+      pages = pages.subspan(s.kv_pages.size());
+    }
+    copy.replicas[r] = {to.tokens, to.positions, to.sequences, to.logit_rows};
+  }
+}
+
+void StageQueue::clear() {
+  for (Copy& copy : steps_) std::ranges::fill(copy.replicas, Batch());
+}
+
 }  // namespace tandem

@@ -1,6 +1,10 @@
-// Divides the prompts of a step into pieces that pass through the stages of a pipeline one after
-// another: a stage computes a piece while the next stage computes the one before. Decode steps stay
-// whole, because a stage reads the same weights for a piece as for the whole.
+// How steps pass through the stages of a pipeline, so that all stages compute at the same time.
+//
+// The prompts of a step are divided into pieces that pass one after another: a stage computes a
+// piece while the next stage computes the one before. Decode steps stay whole, because a stage
+// reads the same weights for a piece as for the whole: several of them are in flight, each with a
+// share of the sequences. A step is announced to all stages at once, and stage s computes it s
+// steps later.
 #pragma once
 #include <span>
 #include <vector>
@@ -42,6 +46,39 @@ class Pipeline {
   std::vector<int64_t> first_logits_;  // [pieces][replicas]
   std::vector<Sequence> sequences_;
   std::vector<int32_t> logit_rows_;
+};
+
+// The steps in flight that a stage has still to compute.
+class StageQueue {
+ public:
+  struct Step {
+    std::span<const Batch> replicas;  // may all be empty
+    int n_micro_batches;
+  };
+  StageQueue(BackboneGrid grid, int stage);
+  // Takes a step that is announced, of which all arrays are copied.
+  void push(const Step& step);
+  // The step that this stage computes now, and the one that it computes after the next push();
+  // valid until then. The first ones are empty.
+  Step now() const { return step_of(oldest_); }
+  Step next() const { return step_of((oldest_ + 1) % std::size(steps_)); }
+  // Forgets all steps.
+  void clear();
+
+ private:
+  struct Arrays {
+    std::vector<int32_t> tokens, positions, logit_rows, pages;
+    std::vector<Sequence> sequences;
+  };
+  struct Copy {
+    std::vector<Arrays> arrays;   // [replicas]
+    std::vector<Batch> replicas;  // which refer to the arrays
+    int n_micro_batches = 1;
+  };
+  Step step_of(size_t i) const { return {steps_[i].replicas, steps_[i].n_micro_batches}; }
+
+  std::vector<Copy> steps_;  // [stage + 1], of which each push() replaces the oldest
+  size_t oldest_ = 0;
 };
 
 }  // namespace tandem

@@ -137,6 +137,9 @@ bool StepChannel::obey(const StepMessage& message) {
     case StepOrder::Kind::kForward:
       runner.obey_forward(message.batches, cache, order.micro_batches);
       break;
+    case StepOrder::Kind::kForwardInFlight:
+      runner.obey_in_flight(message.batches, cache, order.micro_batches);
+      break;
     case StepOrder::Kind::kDraft:
       runner.draft(order.module, order.states, message.batches, cache);
       break;

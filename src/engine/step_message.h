@@ -26,6 +26,7 @@ struct DrawnVocabulary {
 struct StepOrder {
   enum class Kind : int32_t {
     kForward,
+    kForwardInFlight,
     kDraft,
     kCopyPage,
     kVocabulary,
@@ -44,12 +45,12 @@ struct StepOrder {
   HiddenStates states = HiddenStates::kOfModel;  // of kDraft
   int32_t replica = 0;                           // of kCopyPage
   PageCopy copy = {};                            // of kCopyPage
-  int32_t micro_batches = 1;                     // of kForward
+  int32_t micro_batches = 1;                     // of kForward, kForwardInFlight
 };
 
 struct StepMessage {
   StepOrder order;
-  std::span<const Batch> batches = {};         // [replicas] of kForward and kDraft
+  std::span<const Batch> batches = {};         // [replicas] of both, and of kDraft
   std::span<const LogitsWanted> logits = {};   // [replicas] of kLogits
   DrawnVocabulary vocabulary = {};             // of kVocabulary
   std::span<const ExpertChange> changes = {};  // of kLoadExperts

@@ -57,6 +57,7 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
       grid_(grid),
       rank_(rank),
       pipeline_(grid, limits.max_tokens),
+      in_flight_(grid, grid.stage_of(rank)),
       divider_(limits.max_tokens),
       move_status_(grid.n_ranks()),
       reply_bytes_(grid.n_ranks()) {}
@@ -73,9 +74,36 @@ void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
 
 void StepRunner::obey_forward(std::span<const Batch> replicas, KvCache& cache,
                               int n_micro_batches) {
+  in_flight_.clear();
   if (!passes_in_pieces(replicas)) return forward_piece(replicas, cache, 0, n_micro_batches);
   for (const PipelinePiece& piece : pipeline_.pieces_of(replicas))
     forward_piece(piece.batches, cache, piece.first_logits[grid_.replica_of(rank_)], 1);
+}
+
+void StepRunner::forward_in_flight(std::span<const Batch> replicas, KvCache& cache) {
+  const int n = most_tokens(replicas) > 0 ? micro_batches_of(replicas) : 1;
+  const auto turn =
+      announced({.order = {.kind = StepOrder::Kind::kForwardInFlight, .micro_batches = n},
+                 .batches = replicas});
+  const auto start = Clock::now();
+  obey_in_flight(replicas, cache, n);
+  if (is_measured_)
+    policy_.measured(measured_step(replicas), n, seconds_since(start), seconds_waited());
+}
+
+// A stage receives the residual stream of its next step when it has sent on that of this one, so
+// that the stage before, which has computed it meanwhile, waits no longer.
+void StepRunner::obey_in_flight(std::span<const Batch> replicas, KvCache& cache,
+                                int n_micro_batches) {
+  in_flight_.push({replicas, n_micro_batches});
+  const bool is_first = grid_.stage_of(rank_) == 0;
+  const StageQueue::Step now = in_flight_.now(), next = in_flight_.next();
+  if (most_tokens(now.replicas) > 0)
+    forward_piece(now.replicas, cache, 0, now.n_micro_batches, !is_first);
+  const Batch& to_come = next.replicas[grid_.replica_of(rank_)];
+  if (is_first || to_come.n() == 0) return;
+  model_.receive(to_come);
+  parts_.device.wait();
 }
 
 bool StepRunner::passes_in_pieces(std::span<const Batch> replicas) const {
@@ -83,13 +111,19 @@ bool StepRunner::passes_in_pieces(std::span<const Batch> replicas) const {
 }
 
 void StepRunner::forward_piece(std::span<const Batch> replicas, KvCache& cache,
-                               int64_t first_logits, int n_micro_batches) {
+                               int64_t first_logits, int n_micro_batches, bool is_received) {
   const Batch& batch = begin_step(replicas, n_micro_batches);
   const MicroBatches step = divider_.divide(batch, n_micro_batches);
   const Batch whole = divider_.whole();
-  const Work work = {model_.main_layers(), 0, is_decode(replicas), replicas, step, whole, cache};
+  const Work work = {.layers = model_.main_layers(),
+                     .variant = is_received ? 1 : 0,
+                     .is_decode = is_decode(replicas),
+                     .replicas = replicas,
+                     .step = step,
+                     .batch = whole,
+                     .cache = cache};
   const auto enqueue = [&] {
-    model_.embed(whole);
+    if (!is_received) model_.embed(whole);
     run(work);
     model_.head(whole, first_logits);
   };

@@ -32,6 +32,12 @@ class StepRunner {
   void forward(const Batch& only, KvCache& cache, TensorView logits);
   // The same as forward() on rank 0, which has divided the step into so many micro-batches.
   void obey_forward(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
+  // In a pipeline: the same, but each stage computes what was announced as many calls before as its
+  // number, so that all stages compute at the same time. logits() are then those of the call
+  // n_stages - 1 before; until there is one they are undefined. Batches may all be empty. forward()
+  // forgets what is still on its way.
+  void forward_in_flight(std::span<const Batch> replicas, KvCache& cache);
+  void obey_in_flight(std::span<const Batch> replicas, KvCache& cache, int n_micro_batches);
   // How long this rank waited for rows of other ranks in the last step, in seconds, if known.
   std::optional<double> seconds_waited() const { return parts_.experts.seconds_waited(); }
   // As ExpertPool::workers().
@@ -119,8 +125,9 @@ class StepRunner {
   StepChannel::Turn announced(StepMessage message) const;
   template <class BytesOf>
   ConstBytes replies(BytesOf bytes_of) const;
+  // is_received: the residual stream has been received before.
   void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits,
-                     int n_micro_batches);
+                     int n_micro_batches, bool is_received = false);
   const Batch& begin_step(std::span<const Batch> replicas, int n_micro_batches);
   Pass layers_for_others(LayerRange layers, int micro_batch, PassMemory& memory);
   void run_or_replay(const Work& work, const std::function<void()>& enqueue);
@@ -143,6 +150,7 @@ class StepRunner {
   const BackboneGrid grid_;
   const int rank_;
   Pipeline pipeline_;
+  StageQueue in_flight_;
   MicroBatchDivider divider_;
   MicroBatchPolicy policy_;               // used where this rank decides
   std::unique_ptr<LogitsReader> reader_;  // null: there is no vocabulary yet

@@ -2,6 +2,7 @@
 // another sequence may share. Full pages are shared; of partly filled ones the beginning is copied.
 // Handles page numbers only, not their memory.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -21,6 +22,11 @@ class PagePool {
   int n_pages() const { return static_cast<int>(pages_.size()); }
   // Pages without users; the tokens of published ones are forgotten when they are taken.
   int n_available() const { return static_cast<int>(free_.size()) + n_kept_; }
+  // How many of these pages have no users.
+  int n_without_users(std::span<const int32_t> pages) const {
+    return static_cast<int>(
+        std::ranges::count_if(pages, [&](int32_t page) { return pages_[page].n_users == 0; }));
+  }
 
   // Gives one user an empty page, or else the published page that has been without users longest.
   // At least one page must be available.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "scheduling/kv_cache.h"
 
 namespace tandem {
@@ -20,13 +21,45 @@ Scheduler::Scheduler(const Limits& limits)
 }
 
 const std::vector<Scheduler::Part>& Scheduler::plan() {
-  check(plan_.empty(), "the last plan has run");
-  n_planned_ = n_planned_logits_ = 0;
-  copies_.clear();
+  check(in_flight_.empty(), "the last plan has run");
+  begin_plan();
   plan_decodes();
   plan_prompts();
   admit();
+  return planned();
+}
+
+void Scheduler::begin_plan() {
+  n_planned_ = n_planned_logits_ = 0;
+  plan_.clear();
+  copies_.clear();
+}
+
+const std::vector<Scheduler::Part>& Scheduler::planned() {
+  if (!plan_.empty()) in_flight_.push_back(plan_);
   return plan_;
+}
+
+bool Scheduler::only_decodes() const {
+  return pool_.n_available() >= n_running() && !can_admit() &&
+         std::all_of(running_.begin(), running_.end(),
+                     [](const auto& entry) { return entry.second.n_pending() == 1; });
+}
+
+const std::vector<Scheduler::Part>& Scheduler::plan_share(int n_shares) {
+  check(only_decodes(), "a share of what is decoded");
+  begin_plan();
+  int n_left = ceil_div(n_running(), n_shares);
+  int room = std::min(limits_.max_tokens, limits_.max_logits) - n_left;  // for drafts
+  for (auto it = running_.begin(); it != running_.end() && n_left > 0; ++it) {
+    if (it->second.in_flight) continue;
+    get_page(it);
+    fit_drafts(it->second, room);
+    room -= it->second.n_drafts;
+    take_part(*it);
+    --n_left;
+  }
+  return planned();
 }
 
 // Oldest first: a missing page is taken from the youngest sequence, which is not in the plan yet.
@@ -84,13 +117,14 @@ void Scheduler::admit() {
 
 // Plans as many tokens of a sequence as fit the step's limits of tokens and of logits.
 void Scheduler::take_part(Sequences::value_type& entry) {
-  const auto& [id, s] = entry;
+  auto& [id, s] = entry;
   const int n_without = std::max(0, s.next_logits - s.n_done);
   const int n_left = s.n_pending() + s.n_drafts;
   const int n = std::min({n_left, limits_.max_tokens - n_planned_,
                           n_without + limits_.max_logits - n_planned_logits_});
   if (n == 0) return;
   const int n_logits = std::max(0, n - n_without);
+  s.in_flight = true;
   plan_.push_back({id, s.n_done, n, n_logits, n == n_left, s.n_drafts});
   n_planned_ += n;
   n_planned_logits_ += n_logits;
@@ -140,17 +174,30 @@ void Scheduler::swap_out(Sequence& s) {
   ++n_swaps_out_;
 }
 
-// Admits a waiting sequence if there are pages for all its tokens and one more for each running
-// sequence, so that it is not preempted again at once. Pages with tokens whose logits are wanted
-// are not shared.
+// Whether so many available pages are one for each running sequence, so that one that is admitted
+// is not preempted again at once.
+bool Scheduler::leaves_enough(int n_pages) const {
+  check(!running_.empty() || n_pages >= 0, "a sequence fits into the empty cache");
+  return n_pages >= n_running();
+}
+
+// Whether let_in() would admit the oldest waiting sequence, if there is room in the step.
+bool Scheduler::can_admit() const {
+  if (waiting_.empty() || n_running() >= limits_.max_running) return false;
+  const Sequence& s = waiting_.begin()->second;
+  const std::vector<int32_t> found = pool_.find(s.tokens, s.next_logits / kPageSize);
+  const auto n_missing = pages_for(std::ssize(s.tokens)) - static_cast<int>(found.size());
+  return leaves_enough(pool_.n_available() - pool_.n_without_users(found) - n_missing);
+}
+
+// Admits a waiting sequence if there are pages for all its tokens. Pages with tokens whose logits
+// are wanted are not shared.
 bool Scheduler::let_in(Sequence& s) {
   const auto n = static_cast<int>(s.tokens.size());
   s.pages = pool_.match(s.tokens, s.next_logits / kPageSize);
   const auto n_found = static_cast<int>(s.pages.size());
   const int n_missing = pages_for(n) - n_found;
-  const int n_left = pool_.n_available() - n_missing;
-  if (n_left < (running_.empty() ? 0 : static_cast<int>(running_.size()))) {
-    check(!running_.empty(), "a sequence fits into the empty cache");
+  if (!leaves_enough(pool_.n_available() - n_missing)) {
     pool_.release(s.pages);
     return false;
   }
@@ -217,15 +264,19 @@ void Scheduler::release_pages(Sequence& s) {
 }
 
 void Scheduler::computed() {
-  for (const Part& part : plan_) {
-    Sequence& s = running_.at(part.id);
+  check(!in_flight_.empty(), "a plan has run");
+  for (const Part& part : in_flight_.front()) {
+    n_drafted_tokens_ += part.n_drafts;
+    const auto it = running_.find(part.id);
+    if (it == running_.end()) continue;  // removed meanwhile
+    Sequence& s = it->second;
+    s.in_flight = false;
     const int first_full = s.n_done / kPageSize;
     s.n_done += part.n - part.n_drafts;
-    n_drafted_tokens_ += part.n_drafts;
     s.next_logits = std::max(s.next_logits, s.n_done);
     publish(s, first_full);
   }
-  plan_.clear();
+  in_flight_.pop_front();
 }
 
 void Scheduler::add(SequenceId id, std::vector<int32_t> prompt, int n_scored) {
@@ -292,7 +343,6 @@ bool Scheduler::append(SequenceId id, int32_t token) {
 }
 
 void Scheduler::remove(SequenceId id) {
-  check(plan_.empty(), "nothing is removed while a plan runs");
   if (const auto it = running_.find(id); it != running_.end()) {
     release_pages(it->second);
     running_.erase(it);

@@ -79,30 +79,36 @@ class Scheduler {
   // Whether the next plan computes one token of the sequence, so that drafts may follow it.
   bool is_decoding(SequenceId id) const {
     const auto it = running_.find(id);
-    return it != running_.end() && it->second.n_pending() == 1;
+    return it != running_.end() && it->second.n_pending() == 1 && !it->second.in_flight;
   }
   // Adds drafts, tokens that may come next, to a sequence that is_decoding(). The next plan
   // computes as many as the step and the free pages have room for, and forgets the others; no
   // sequence is preempted for a draft.
   void draft(SequenceId id, std::span<const int32_t> tokens);
 
-  // The next step; empty when there is nothing to do. computed() or abandon() must follow each
-  // call.
+  // The next step; empty when there is nothing to do. No other plan is in flight. This one is, if
+  // it is not empty, until computed() or abandon().
   const std::vector<Part>& plan();
+  // Whether plan() would compute the next tokens of all running sequences and nothing else, with
+  // pages for all of them.
+  bool only_decodes() const;
+  // A step of 1 / n_shares of the decoding sequences, of those that are not in flight the oldest
+  // ones; other plans may be in flight. Only where only_decodes().
+  const std::vector<Part>& plan_share(int n_shares);
   // The copies to make before the last plan runs, in this order.
   std::span<const PageCopy> copies() const { return copies_; }
-  // Reports that the plan has run: its tokens are in the cache.
+  // Reports that the oldest plan in flight has run: its tokens are in the cache.
   void computed();
 
-  // Reports that the plan has not run: its sequences are to be removed.
-  void abandon() { plan_.clear(); }
+  // Reports that no plan in flight has run: their sequences are to be removed.
+  void abandon() { in_flight_.clear(); }
 
   // Appends the next token to a sequence that has none left to compute. Returns true if it equals
   // the next draft: it is computed already, and the next row of logits gives the token after it.
   // Otherwise all its drafts are forgotten.
   bool append(SequenceId id, int32_t token);
-  // Removes a sequence that ended for any reason, running or waiting. Not between plan() and
-  // computed() or abandon().
+  // Removes a sequence that ended for any reason, running or waiting. What a plan in flight still
+  // computes of it is lost; its pages may be used by later plans.
   void remove(SequenceId id);
 
   // Tokens of all sequences, running or waiting, that are still to be computed.
@@ -115,6 +121,7 @@ class Scheduler {
 
   bool contains(SequenceId id) const { return running_.count(id) + waiting_.count(id) > 0; }
   bool empty() const { return running_.empty() && waiting_.empty(); }
+  int n_running() const { return static_cast<int>(running_.size()); }
   int n_computed(SequenceId id) const { return at(id).n_done; }  // tokens in the cache, no drafts
   std::span<const int32_t> tokens(SequenceId id) const {
     const Sequence& s = at(id);
@@ -144,11 +151,14 @@ class Scheduler {
     int n_drafts = 0;                 // the last tokens
     int next_logits = 0;  // the first token whose logits are wanted and not yet computed
     int n_cached = -1;    // unknown before it is first admitted
+    bool in_flight = false;
     int n_pending() const { return static_cast<int>(tokens.size()) - n_drafts - n_done; }
   };
   using Sequences = std::map<SequenceId, Sequence>;  // by age
 
   const Sequence& at(SequenceId id) const;
+  void begin_plan();
+  const std::vector<Part>& planned();
   void plan_decodes();
   void plan_prompts();
   void admit();
@@ -158,6 +168,8 @@ class Scheduler {
   void drop_drafts(Sequence& sequence, int n_kept);
   void preempt_youngest();
   void swap_out(Sequence& sequence);
+  bool leaves_enough(int n_pages) const;
+  bool can_admit() const;
   bool let_in(Sequence& sequence);
   void swap_in(Sequence& sequence, int n_found);
   void begin_page(Sequence& sequence, int n_found);
@@ -171,7 +183,8 @@ class Scheduler {
   Sequences running_, waiting_;
   std::vector<int32_t> free_host_pages_;  // taken from the back
   SwapRates rates_;
-  std::vector<Part> plan_;
+  std::vector<Part> plan_;                   // the newest
+  std::deque<std::vector<Part>> in_flight_;  // plans, the oldest first
   std::vector<PageCopy> copies_;
   int n_planned_ = 0, n_planned_logits_ = 0;  // tokens and rows of logits in plan_
   int64_t n_preemptions_ = 0, n_prompt_tokens_ = 0, n_cached_tokens_ = 0;
