@@ -3,6 +3,7 @@
 // what was agreed alone: the sizes of its batches, and the number of its micro-batches.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -155,15 +156,20 @@ class Trace {
     loaded.model().set_vocabulary({allowed, vocab_});
   }
 
-  // The sizes of the next step, which decide its calls; some replica has tokens.
-  std::vector<int> next() {
+  // The sizes of the next step, which decide its calls; some replica has tokens, unless steps are
+  // in flight.
+  std::vector<int> next(bool in_flight = false) {
     std::vector<int> sizes = draw();
-    while (std::all_of(sizes.begin(), sizes.end(), [](int n) { return n == 0; })) sizes = draw();
+    while (!in_flight && std::all_of(sizes.begin(), sizes.end(), [](int n) { return n == 0; }))
+      sizes = draw();
     return sizes;
   }
 
-  void run(LoadedModel& loaded) {
-    loaded.model().forward(batches_, loaded.cache());
+  void run(LoadedModel& loaded, bool in_flight = false) {
+    if (in_flight)
+      loaded.model().forward_in_flight(batches_, loaded.cache());
+    else
+      loaded.model().forward(batches_, loaded.cache());
     std::vector<LogitsWanted> wanted;
     size_t n = 0;
     for (const Arrays& a : arrays_) {
@@ -238,8 +244,8 @@ bool is_window(const std::string& name) { return name.find("window") != std::str
 
 class LockStep : public testing::TestWithParam<RankGrid> {};
 
-TEST_P(LockStep, CallsFollowFromTheSizesOfBatches) {
-  const RankGrid& grid = GetParam();
+// In flight, those of the last steps decide, one for each stage.
+void expect_lock_step(const RankGrid& grid, bool in_flight) {
   ModelOptions options = {.directory = kGolden + "v3_bf16",
                           .context = kContext,
                           .kv_fraction = 0.5,
@@ -263,18 +269,24 @@ TEST_P(LockStep, CallsFollowFromTheSizesOfBatches) {
     Trace trace(loaded, 7);
     std::map<std::vector<int>, std::map<std::string, RankCalls>> calls_of;
     int n_again = 0;
-    trace.next();
-    trace.run(loaded);
+    std::deque<std::vector<int>> last;  // of each stage, the first one's first
+    for (int i = 0; i < (in_flight ? grid.pp : 1); ++i) {
+      last.push_front(trace.next(in_flight));
+      trace.run(loaded, in_flight);
+    }
     recording.since();
     for (int i = 0; i < n_steps; ++i) {
-      const std::vector<int> sizes = trace.next();
-      trace.run(loaded);
+      last.push_front(trace.next(in_flight));
+      last.pop_back();
+      trace.run(loaded, in_flight);
       const std::map<std::string, RankCalls> calls = recording.since();
+      std::vector<int> sizes;
+      for (const auto& of_stage : last) sizes.insert(sizes.end(), of_stage.begin(), of_stage.end());
       const auto [known, is_new] = calls_of.try_emplace(sizes, calls);
       n_again += !is_new;
       ASSERT_EQ(text_of(calls), text_of(known->second)) << "step " << i;
     }
-    EXPECT_GT(n_again, n_steps / 10);
+    EXPECT_GT(n_again, n_steps / (in_flight ? 40 : 10));
     steps.end();
   });
   // The ranks of each group, and of its window.
@@ -292,6 +304,12 @@ TEST_P(LockStep, CallsFollowFromTheSizesOfBatches) {
     }
   }
   EXPECT_GT(n_shared, 0);
+}
+
+TEST_P(LockStep, CallsFollowFromTheSizesOfBatches) { expect_lock_step(GetParam(), false); }
+
+TEST_P(LockStep, CallsInFlightFollowFromTheSizesOfTheLastBatches) {
+  if (GetParam().pp > 1) expect_lock_step(GetParam(), true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Grids, LockStep,

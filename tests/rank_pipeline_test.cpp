@@ -6,6 +6,7 @@
 #include <random>
 
 #include "engine/engine.h"
+#include "engine/step_arrays.h"
 #include "loader/loaded_model.h"
 #include "tests/check_close.h"
 #include "tests/golden_file.h"
@@ -192,6 +193,44 @@ TEST(RanksInAPipeline, ShareTheSequencesOfDecodeSteps) {
     EXPECT_EQ(six.n_steps, 1 + 3 * 50);
     EXPECT_EQ(six.steps_of[1], 3 * 50) << "two of six sequences each";
   });
+}
+
+// After a step that failed others may be on their way. A whole step forgets them: they would write
+// keys where its own are.
+TEST(RanksInAPipeline, ForgetWhatIsInFlightBeforeAWholeStep) {
+  const ModelOptions options = {.directory = kGolden + "v3_bf16", .context = 64, .max_logits = 8};
+  const std::vector<int32_t> lost = {90, 80, 70, 60, 50}, prompt = {10, 20, 30, 40, 50}, page = {0};
+  const auto logits_of = [&](LoadedModel& loaded, bool loses) {
+    StepRunner& model = loaded.model();
+    const int vocab = loaded.config().vocab;
+    const std::vector<uint32_t> allowed((vocab + 31) / 32, ~0u);
+    model.set_vocabulary({allowed, vocab});
+    StepArrays step(8);
+    const auto compute = [&](const std::vector<int32_t>& tokens, int first, int n, bool flies) {
+      step.clear();
+      if (n > 0) step.add(tokens, page, first, n, 1);
+      const Batch batch = step.batch();
+      if (flies)
+        model.forward_in_flight(std::span(&batch, 1), loaded.cache());
+      else
+        model.forward(batch, loaded.cache());
+    };
+    if (loses) compute(lost, 0, 3, true);
+    compute(prompt, 0, 4, false);
+    compute(prompt, 4, 1, true);
+    compute({}, 0, 0, true);
+    std::vector<float> logits(vocab);
+    const std::vector<int32_t> rows = {0};
+    const LogitsWanted wanted = {.copied = rows};
+    model.read_logits(std::span(&wanted, 1), {}, {logits.data(), 1, vocab, vocab, DType::kF32});
+    return logits;
+  };
+  std::vector<float> want, got;
+  for (const bool loses : {false, true})
+    on_grid({1, 1, ExpertDispatch::kAuto, 2}, options,
+            [&](LoadedModel& loaded) { (loses ? got : want) = logits_of(loaded, loses); });
+  EXPECT_GT(largest(want), 0);
+  EXPECT_EQ(got, want);
 }
 
 }  // namespace
