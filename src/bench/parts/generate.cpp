@@ -39,7 +39,7 @@ int64_t cache_tokens(const BenchInput& bench) {
 }
 
 std::unique_ptr<Engine> engine_for(StepRunner& model, KvCache& cache, const BenchInput& bench,
-                                   Engine::Options options) {
+                                   const Engine::Options& options) {
   const int vocab = model.config().vocab;
   return std::make_unique<Engine>(model, cache, Vocabulary{vocab, {}}, longest_sequence(bench),
                                   options);
