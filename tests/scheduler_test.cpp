@@ -144,6 +144,19 @@ TEST(Scheduler, SharesAreOfSequencesThatAllDecode) {
   EXPECT_FALSE(s.scheduler.only_decodes()) << "there is room for the third";
 }
 
+// A sequence whose beginning running ones have needs fewer pages.
+TEST(Scheduler, PagesThatAreUsedAreNotTakenAgain) {
+  Simulation s({.n_pages = 8, .max_tokens = 512, .max_running = 4});
+  s.add(text(200, 1), 100);
+  s.step();
+  s.add(text(40, 2), 100);
+  s.step();  // three pages are left
+  s.add(text(200, 1), 3);
+  EXPECT_FALSE(s.scheduler.only_decodes()) << "it shares three of its four pages";
+  s.step();
+  EXPECT_EQ(s.scheduler.counts().n_running, 3);
+}
+
 TEST(Scheduler, DraftsTakeOnlyWhatIsLeft) {
   const auto n_drafts = [](Scheduler::Limits limits, int n_sequences, int prompt, int n) {
     Simulation s(limits);

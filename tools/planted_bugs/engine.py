@@ -427,7 +427,7 @@ MUTANTS = [
     ("in flight: requests wait until the others end", "src/scheduling/scheduler.cpp", [("n_running() && !can_admit() &&", "n_running() &&")]),
     ("in flight: the last pages are taken", "src/scheduling/scheduler.cpp", [("return pool_.n_available() >= n_running() && !can_admit()", "return !can_admit()")]),
     ("in flight: shared pages count as taken", "src/scheduling/scheduler.cpp", [(" - pool_.n_without_users(found) - n_missing", " - static_cast<int>(found.size()) - n_missing")]),
-    ("in flight: what is removed is computed", "src/scheduling/scheduler.cpp", [("    if (it == running_.end()) continue;  // removed meanwhile\n", "")]),
+    ("in flight: what is removed is computed", "src/scheduling/scheduler.cpp", [("    if (it == running_.end()) continue;  // removed meanwhile", "    if (it == running_.end()) break;")]),
     ("in flight: drafts follow what is not chosen", "src/scheduling/scheduler.h", [(" && !it->second.in_flight;", ";")]),
     ("in flight: prompts do not wait", "src/engine/engine.cpp", [("flows_ = decodes || !in_flight_.empty();", "flows_ = decodes;")]),
     ("in flight: one sequence is divided", "src/engine/engine.cpp", [("n_running() > 1;", "n_running() > 0;")]),
