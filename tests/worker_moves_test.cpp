@@ -305,6 +305,23 @@ TEST(WorkerMoves, HomesNameWhoMoves) {
   EXPECT_EQ(move.parts[1].leaving, (ExpertsOfLayers{{false, true, false}}));
 }
 
+// A backbone on a GPU has what is there, also where workers have it.
+TEST(WorkerMoves, HomesNameWhatAGpuHas) {
+  const auto worker = [](std::vector<bool> experts) {
+    WorkerWelcome welcome = {.n_layers = 2, .experts = {{}, std::move(experts)}, .arithmetic = "x"};
+    return WorkerHomes::Worker{"a", welcome, true};
+  };
+  ExpertHomes homes =
+      worker_homes({worker({true, true, false, false}), worker({false, true, true, false})}, 2)
+          .homes;
+  const std::vector<std::vector<bool>> on_gpu = {{}, {true, true, false, false}};
+  keep_on_gpu(on_gpu, homes);
+  EXPECT_EQ(homes.on_gpu, on_gpu);
+  EXPECT_EQ(homes.ranks, (std::vector<std::vector<std::vector<int>>>{{}, {{0}, {0}, {2}, {0}}}));
+  keep_on_gpu({}, homes);
+  EXPECT_TRUE(homes.on_gpu.empty()) << "the backbone is on the CPU";
+}
+
 // Engines.
 
 ModelOptions with_workers(const std::vector<std::string>& addresses) {

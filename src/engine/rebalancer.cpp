@@ -53,7 +53,8 @@ bool misses_hot_experts(const ExpertUses& uses, const ExpertHomes& homes, double
 }
 
 RebalancePlan plan_for(const ExpertUses& uses, const ExpertHomes& homes) {
-  if (!homes.on_gpu.empty()) return plan_hot_experts(shared_layers(uses, homes), kHotExpertsAtOnce);
+  if (homes.exchanges_with_gpu())
+    return plan_hot_experts(shared_layers(uses, homes), kHotExpertsAtOnce);
   return plan_rebalance(
       layer_uses(uses, homes),
       {.n_of_host = homes.n_of_host, .n_groups = homes.n_groups, .fixed = homes.fixed});

@@ -219,19 +219,11 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
 }
 
-// Experts move between the workers, and those of this process stay.
+// Experts move between the workers, and those of this process stay, also on its GPU.
 void LoadedModel::load_beside_moving_workers(ModelOptions options, const Progress& progress) {
-  const auto require_cpu = [](bool is_cpu) {
-    require(
-        is_cpu,
-        "--rebalance and --workers: experts move between workers where the backbone computes on "
-        "the CPU: use --device cpu, or leave one of them out");
-  };
-  require_cpu(options.device != DeviceChoice::kCuda);
   options.moves_experts = false;
   load(options, progress);
-  require_cpu(!gpu_);
-  mover_ = worker_mover(options, *worker_experts_);
+  mover_ = worker_mover(options, *worker_experts_, expert_homes_.on_gpu);
   model_->use(mover_.get());
   expert_homes_ = *mover_->new_homes();
 }

@@ -67,6 +67,7 @@ std::shared_ptr<const ExpertHomes> WorkerExpertMover::new_homes() {
   if (version == version_) return nullptr;
   version_ = version;
   homes_ = pool_.homes();
+  keep_on_gpu(on_gpu_, homes_.homes);
   return std::make_shared<const ExpertHomes>(homes_.homes);
 }
 

@@ -1,5 +1,7 @@
 // The experts of a backbone's workers as they move between them, for its engine's Rebalancer.
 #pragma once
+#include <utility>
+
 #include "core/clock.h"
 #include "engine/expert_mover.h"
 #include "offload/workers/worker_experts.h"
@@ -8,7 +10,9 @@ namespace tandem {
 
 class WorkerExpertMover final : public ExpertMover {
  public:
-  explicit WorkerExpertMover(WorkerExperts& pool) : pool_(pool) {}  // which outlives the object
+  // on_gpu: as keep_on_gpu() takes it. The pool outlives the object.
+  WorkerExpertMover(WorkerExperts& pool, std::vector<std::vector<bool>> on_gpu)
+      : pool_(pool), on_gpu_(std::move(on_gpu)) {}
 
   void load(std::span<const ExpertChange> changes) override;
   MoveStatus status() const override;
@@ -18,6 +22,7 @@ class WorkerExpertMover final : public ExpertMover {
 
  private:
   WorkerExperts& pool_;
+  const std::vector<std::vector<bool>> on_gpu_;
   WorkerHomes homes_;  // that the plan of a move is of
   std::vector<int64_t> version_;
   enum class Phase { kIdle, kLoading, kGivenUp, kFailed };
