@@ -10,9 +10,14 @@ namespace tandem {
 
 class WorkerExpertMover final : public ExpertMover {
  public:
-  // on_gpu: as keep_on_gpu() takes it. The pool outlives the object.
-  WorkerExpertMover(WorkerExperts& pool, std::vector<std::vector<bool>> on_gpu)
-      : pool_(pool), on_gpu_(std::move(on_gpu)) {}
+  // The backbone whose workers they are.
+  struct Backbone {
+    std::vector<std::vector<bool>> on_gpu = {};  // of this process, as keep_on_gpu() takes it
+    bool is_whole = true;                        // it has no other ranks
+  };
+  // The pool outlives the object.
+  WorkerExpertMover(WorkerExperts& pool, Backbone backbone)
+      : pool_(pool), backbone_(std::move(backbone)) {}
 
   void load(std::span<const ExpertChange> changes) override;
   MoveStatus status() const override;
@@ -22,13 +27,25 @@ class WorkerExpertMover final : public ExpertMover {
 
  private:
   WorkerExperts& pool_;
-  const std::vector<std::vector<bool>> on_gpu_;
+  const Backbone backbone_;
   WorkerHomes homes_;  // that the plan of a move is of
   std::vector<int64_t> version_;
   enum class Phase { kIdle, kLoading, kGivenUp, kFailed };
   Phase phase_ = Phase::kIdle;
   MoveStatus status_;  // of the wave
   Clock::time_point begun_{};
+};
+
+// Of a rank whose backbone's first rank has the workers: nothing moves here.
+class FollowingMover final : public ExpertMover {
+ public:
+  void load(std::span<const ExpertChange>) override { status_.state = MoveStatus::State::kLoaded; }
+  MoveStatus status() const override { return status_; }
+  void move() override { status_ = {}; }
+  void keep() override { status_ = {}; }
+
+ private:
+  MoveStatus status_;
 };
 
 }  // namespace tandem
