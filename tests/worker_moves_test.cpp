@@ -55,7 +55,7 @@ void move(Backbone& backbone, const std::vector<ExpertChange>& changes) {
 // The state once nothing is loaded any more that says why the move cannot be made.
 std::string why_not(Backbone& backbone) {
   WorkerExperts& pool = backbone.pool();
-  const std::string why = loaded(backbone, pool).why;
+  std::string why = loaded(backbone, pool).why;
   EXPECT_EQ(pool.finish_move(), why);
   pool.give_up_move();
   return why;
