@@ -258,7 +258,7 @@ MUTANTS = [
     ("experts of a GPU: the mover does not know them", "src/loader/loaded_model.cpp", [("worker_mover(options, *worker_experts_, experts_on_gpu(gpu_.get()));", "worker_mover(options, *worker_experts_, {});")]),
     ("ranks with workers that move: a GPU's experts are listed as if no other rank had one", "src/loader/expert_workers.cpp", [(".is_whole = !group || group->size() == 1}", ".is_whole = true}")]),
     ("ranks with workers that move: a move that has failed counts", "src/engine/rebalancer.cpp", [("  if (moved[0].state == MoveStatus::State::kFailed) return stop(moved[0].why.data());\n", "")]),
-    ("ranks with workers that move: the error blames a rank", "src/engine/rebalancer.cpp", [("ranks.size() == 1 || is_of_workers ?", "ranks.size() == 1 ?")]),
+    ("ranks with workers that move: the error blames a rank", "src/engine/rebalancer.cpp", [("ranks.size() == 1 || is_of_workers", "ranks.size() == 1 && is_of_workers")]),
     ("ranks with workers that move: a rank that follows is never ready", "src/loader/worker_expert_mover.h", [("{ status_.state = MoveStatus::State::kLoaded; }", "{ status_.state = MoveStatus::State::kLoading; }")]),
     ("hot experts: GPU and CPU are mistaken for each other", "src/scheduling/expert_loads.cpp", [("change.ranks.front() == kGpuOwner", "change.ranks.front() == kHostOwner")]),
     ("GPU ranks: replicas have their old owners", "src/with_gpu/gpu_expert_mover.cpp", [("  followers_.owners();\n", "")]),
