@@ -91,6 +91,23 @@ TEST(ExpertHomes, OfOneProcess) {
   EXPECT_EQ(homes.on_gpu, parts.gpu->experts);
 }
 
+// Where there are other ranks than the process with the GPU, experts move between ranks.
+TEST(ExpertHomes, ChangesAreOfRanksUnlessOnlyAGpuAndItsCpuHaveExperts) {
+  ExpertHomes homes = {.n_ranks = 3,
+                       .ranks_of_layer = {{0, 3}},
+                       .ranks = {{{0}, {1}, {2}}},
+                       .on_gpu = {{true, false, false}}};
+  EXPECT_FALSE(homes.exchanges_with_gpu());
+  const std::vector<ExpertChange> exchange = {{0, 1, {2}}, {0, 2, {1}}};
+  homes.apply(exchange);
+  EXPECT_EQ(homes.ranks[0], (std::vector<std::vector<int>>{{0}, {2}, {1}}));
+  EXPECT_EQ(homes.on_gpu[0], (std::vector<bool>{true, false, false}));
+  homes.n_ranks = 1;
+  EXPECT_TRUE(homes.exchanges_with_gpu());
+  homes.on_gpu.clear();
+  EXPECT_FALSE(homes.exchanges_with_gpu());
+}
+
 TEST(ExpertHomes, OfRanksAndStages) {
   const ModelConfig config = config_of_four_experts(4);
   ExecutedParts parts = {};

@@ -91,7 +91,9 @@ if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   set_tests_properties(gpu_prefill_test PROPERTIES TIMEOUT ${seconds} COST 20)
   add_test(NAME gpu_workers_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_workers_test.py
                                          $<TARGET_FILE:tandem_emulated>)
-  set_tests_properties(gpu_workers_test PROPERTIES LABELS long TIMEOUT ${seconds} COST 20)
+  add_test(NAME gpu_worker_moves_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_worker_moves_test.py
+                                              $<TARGET_FILE:tandem_emulated>)
+  set_tests_properties(gpu_workers_test gpu_worker_moves_test PROPERTIES LABELS long TIMEOUT ${seconds} COST 20)
   if(NOT TANDEM_SANITIZE)  # sanitizers do not know what MPI does
     add_test(NAME gpu_ranks_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py
                                          $<TARGET_FILE:tandem_emulated> GpuRanks)

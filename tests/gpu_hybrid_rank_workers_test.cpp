@@ -2,6 +2,9 @@
 // workers: the CPU's logits and answers, also while workers are lost and steps fail.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "tests/expert_moves.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
 #include "tests/rank_grids.h"
@@ -13,7 +16,7 @@ namespace {
 
 // With it both of two ranks have their part of the backbone, and the first one not all experts that
 // it would have.
-int64_t bytes_for_two_ranks(const ModelOptions& options, int64_t step) {
+int64_t bytes_for_two_ranks(const ModelOptions& options, int64_t step, double share = 0.25) {
   const auto device_of_first = [&] {
     std::string device;
     run_local_ranks({2}, [&](Group& group) {
@@ -24,7 +27,7 @@ int64_t bytes_for_two_ranks(const ModelOptions& options, int64_t step) {
     });
     return device;
   };
-  return bytes_for_experts(device_of_first, 0.25, step);
+  return bytes_for_experts(device_of_first, share, step);
 }
 
 ModelOptions small_on_gpus(const std::string& directory) {
@@ -86,6 +89,53 @@ TEST(GpuRanksWithWorkers, AnswerWhoeverComputes) {
       on_ranks_of_backbone(
           2, options, [&](const ModelOptions& of_rank) { EXPECT_EQ(answers(of_rank, 4), want); });
     return 0;
+  });
+}
+
+// Recorded decode steps go on while experts of the workers move. Those of the GPUs stay.
+TEST(GpuRanksWithWorkers, AnswersStayWhileExpertsMove) {
+  constexpr int kAnswers = 3;
+  const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), kAnswers);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.max_logits = 8;
+  const LimitedGpuMemory memory(bytes_for_two_ranks(options, 20'000, 0.95));
+  LoadedExpertsOptions of_worker = served(kTinyR1, "");
+  of_worker.moves_experts = true;
+  const Workers workers(of_worker, {"0,2,4,6,8,10", "1,3,5,7,9,11"});
+  options = that_moves(options);
+  options.workers.addresses = workers.addresses;
+  options.workers.deadline = std::chrono::milliseconds(1500);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  const std::vector<Request> asked = questions(kTinyR1, tokenizer, kAnswers);
+  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+    LoadedModel loaded(of_rank);
+    const ExpertHomes& homes = loaded.expert_homes();
+    EXPECT_EQ(homes.n_ranks, 3);
+    EXPECT_TRUE(homes.on_gpu.empty()) << "of the first rank alone";
+    const std::vector<std::vector<int>>& owners = homes.ranks[1];
+    const auto n_on_gpu = std::count(owners.begin(), owners.begin() + 12, std::vector{0});
+    EXPECT_TRUE(n_on_gpu > 0 && n_on_gpu < 10) << n_on_gpu << " of the workers' experts";
+    Engine engine = moving_engine(loaded, {.plan = random_plan(5)});
+    int64_t n_moved = 0;
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::vector<int32_t>> got(kAnswers);
+      for (int i = 0; i < kAnswers; ++i) {
+        EngineRequest request;
+        request.request = asked[i];
+        request.on_event = [&tokens = got[i]](const TokenEvent& event) {
+          if (event.token) tokens.push_back(*event.token);
+          EXPECT_EQ(event.error, "");
+          return true;
+        };
+        engine.submit(std::move(request));
+      }
+      for (int i = 0; i < 5; ++i) step_or_wait(engine);
+      n_moved += move_now(engine);
+      EXPECT_EQ(got, want);
+    }
+    EXPECT_GT(n_moved, 0);
+    for (int e = 0; e < 16; ++e)
+      EXPECT_EQ(engine.expert_homes()->ranks[1][e] == std::vector{0}, owners[e] == std::vector{0});
   });
 }
 

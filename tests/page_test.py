@@ -593,7 +593,8 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.assertTrue(all(r < s < e for r, s, e in zip(rare, soft, even)), soft)
         box = browser.run("(({left, top, width, height}) => [left, top, width, height])(document.getElementById('experts-map').getBoundingClientRect())")
         for row, column, text in ((0, 2, "Layer 3, expert 2: chosen 16 times, 4.00 × the layer's mean, on ranks 0, 1, on the GPU."),
-                                  (0, 4, "Layer 3, expert 4: chosen 0 times, 0.00 × the layer's mean, on rank 1, on the CPU."),
+                                  (0, 4, "Layer 3, expert 4: chosen 0 times, 0.00 × the layer's mean, on rank 1."),
+                                  (0, 0, "Layer 3, expert 0: chosen 1 times, 0.25 × the layer's mean, on rank 0, on the CPU."),
                                   (1, 0, "Layer 4, expert 0: chosen 2 times, 1.00 × the layer's mean.")):
             browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + (column + .5) / 6 * box[2], y=box[1] + (row + .5) / 2 * box[3])
             browser.wait(f"document.getElementById('experts-at').textContent == {json.dumps(text)}")

@@ -138,7 +138,6 @@ class WorkersWhoseExpertsMove(unittest.TestCase):
         serve = ["serve", TINY, "--port", "0", "--workers", f"{fixed.address},{free.address}", *BACKBONE]
         self.refused([*serve, *MOVE], "--rebalance: experts move between two or more workers", "of these 2 1 is so")
         self.refused([*serve, "--hot-experts", "live"], "--hot-experts live and --workers")
-        self.refused([*serve, *MOVE, "--ranks", "2"], "--rebalance and --workers: experts move between the workers of one")
         self.refused(["worker", TINY, "--experts", "standby", "--experts-move"], "--experts standby and --experts-move")
 
 

@@ -55,7 +55,7 @@ void move(Backbone& backbone, const std::vector<ExpertChange>& changes) {
 // The state once nothing is loaded any more that says why the move cannot be made.
 std::string why_not(Backbone& backbone) {
   WorkerExperts& pool = backbone.pool();
-  const std::string why = loaded(backbone, pool).why;
+  std::string why = loaded(backbone, pool).why;
   EXPECT_EQ(pool.finish_move(), why);
   pool.give_up_move();
   return why;
@@ -303,6 +303,23 @@ TEST(WorkerMoves, HomesNameWhoMoves) {
   EXPECT_EQ(move.parts[1].address, "d");
   EXPECT_EQ(move.parts[1].arriving, (ExpertsOfLayers{{false, false, true}}));
   EXPECT_EQ(move.parts[1].leaving, (ExpertsOfLayers{{false, true, false}}));
+}
+
+// A backbone on a GPU has what is there, also where workers have it.
+TEST(WorkerMoves, HomesNameWhatAGpuHas) {
+  const auto worker = [](std::vector<bool> experts) {
+    WorkerWelcome welcome = {.n_layers = 2, .experts = {{}, std::move(experts)}, .arithmetic = "x"};
+    return WorkerHomes::Worker{"a", welcome, true};
+  };
+  ExpertHomes homes =
+      worker_homes({worker({true, true, false, false}), worker({false, true, true, false})}, 2)
+          .homes;
+  const std::vector<std::vector<bool>> on_gpu = {{}, {true, true, false, false}};
+  keep_on_gpu(on_gpu, homes);
+  EXPECT_EQ(homes.on_gpu, on_gpu);
+  EXPECT_EQ(homes.ranks, (std::vector<std::vector<std::vector<int>>>{{}, {{0}, {0}, {2}, {0}}}));
+  keep_on_gpu({}, homes);
+  EXPECT_TRUE(homes.on_gpu.empty()) << "the backbone is on the CPU";
 }
 
 // Engines.

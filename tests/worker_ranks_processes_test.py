@@ -20,6 +20,7 @@ import unittest
 import workers_test
 from mpi_launcher import LAUNCHERS, is_alive
 from running_server import QUESTION, TANDEM, TINY
+from worker_moves_processes_test import WorkersWhoseExpertsMove
 from workers_test import ROUNDS, ComeAndGo, OneOwner, Standby, TwoOwners, Worker, is_up, server_of, text_of, wait_for
 
 workers_test.BACKBONE += ["--ranks", "2"]

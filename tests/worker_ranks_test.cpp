@@ -1,12 +1,14 @@
 // Ranks that divide a backbone, of which the first has expert workers; both are threads here. What
 // each computes, golden logits, answers and drafts while workers are lost, and what is refused.
 #include <atomic>
+#include <cstring>
 #include <fstream>
 
 #include "engine/completion.h"
 #include "offload/ranks/rank_experts.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"
+#include "tests/expert_moves.h"
 #include "tests/golden_file.h"
 #include "tests/rank_grids.h"
 #include "tests/temp_directory.h"
@@ -338,6 +340,111 @@ TEST(WorkersOfRanks, LookDraftsUpWhereAWorkerLacksTheLayer) {
   }
 }
 
+// Two workers of the embedded model whose experts move. The ranks have the last four experts.
+struct MovingWorkers : Workers {
+  MovingWorkers() : Workers(options(), {"0-5", "6-11"}) {}
+  static LoadedExpertsOptions options() {
+    LoadedExpertsOptions of_worker = served(kTinyR1, "");
+    of_worker.moves_experts = true;
+    return of_worker;
+  }
+  ModelOptions of_backbone() const {
+    ModelOptions options = that_moves(tiny_r1(DeviceChoice::kCpu));
+    options.max_logits = 8;
+    options.workers.addresses = addresses;
+    options.workers.deadline = milliseconds(1500);  // a busy machine is no lost worker
+    return options;
+  }
+};
+
+void submit_question(Engine& engine, const Request& question, std::vector<int32_t>& tokens) {
+  EngineRequest request;
+  request.request = question;
+  request.on_event = [&tokens](const TokenEvent& event) {
+    if (event.token) tokens.push_back(*event.token);
+    EXPECT_EQ(event.error, "");
+    return true;
+  };
+  engine.submit(std::move(request));
+}
+
+TEST(WorkersOfRanks, AnswersStayWhileExpertsMove) {
+  constexpr int kAnswers = 8;
+  const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), kAnswers);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  const std::vector<Request> asked = questions(kTinyR1, tokenizer, kAnswers);
+  for (const int micro_batches : {1, 2}) {
+    MovingWorkers workers;
+    ModelOptions options = workers.of_backbone();
+    options.micro_batches = micro_batches;
+    on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+      LoadedModel loaded(of_rank);
+      EXPECT_EQ(loaded.expert_homes().n_ranks, 3) << "the backbone and two workers";
+      EXPECT_EQ(loaded.expert_homes().ranks[1][15], std::vector<int>{0});
+      bool loses = false;
+      Engine engine = moving_engine(
+          loaded, {.plan = [&, plan = random_plan(7)](const auto& uses, const auto& homes) {
+            if (loses) {
+              workers.threads[1].reset();
+              while (loaded.model().workers()[1].is_up)
+                std::this_thread::sleep_for(milliseconds(5));
+            }
+            return plan(uses, homes);
+          }});
+      int64_t n_moved = 0;
+      for (int round = 0; round < 3; ++round) {
+        std::vector<std::vector<int32_t>> got(kAnswers);
+        for (int i = 0; i < kAnswers; ++i) submit_question(engine, asked[i], got[i]);
+        for (int i = 0; i < 10; ++i) step_or_wait(engine);
+        n_moved += move_now(engine);
+        EXPECT_EQ(got, want);
+      }
+      EXPECT_GT(n_moved, 0);
+      loses = true;
+      ASSERT_TRUE(engine.rebalance());
+      run_to_end(engine);
+      EXPECT_EQ(engine.rebalance_report().state, RebalanceReport::State::kFailed);
+      EXPECT_EQ(engine.rebalance_report().error, "worker " + workers.addresses[1] + " was lost");
+    });
+  }
+}
+
+// Says that everything is loaded, and then that a worker was lost.
+class LosesAWorker final : public ExpertMover {
+ public:
+  void load(std::span<const ExpertChange>) override { status_.state = MoveStatus::State::kLoaded; }
+  MoveStatus status() const override { return status_; }
+  void move() override {
+    status_.state = MoveStatus::State::kFailed;
+    std::strcpy(status_.why.data(), "a worker was lost");
+  }
+  void keep() override { status_ = {}; }
+
+ private:
+  MoveStatus status_;
+};
+
+TEST(WorkersOfRanks, AMoveThatFailsOnTheFirstRankHasNotMovedAnything) {
+  const MovingWorkers workers;
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  on_ranks_of_backbone(2, workers.of_backbone(), [&](const ModelOptions& of_rank) {
+    LosesAWorker mover;
+    LoadedModel loaded(of_rank);
+    loaded.model().use(&mover);
+    Engine engine = moving_engine(loaded, {.plan = random_plan(7)});
+    std::vector<int32_t> tokens;
+    submit_question(engine, questions(kTinyR1, tokenizer, 1)[0], tokens);
+    run_to_end(engine);
+    ASSERT_TRUE(engine.rebalance());
+    run_to_end(engine);
+    const RebalanceReport report = engine.rebalance_report();
+    EXPECT_EQ(report.state, RebalanceReport::State::kFailed);
+    EXPECT_EQ(report.error, "a worker was lost");
+    EXPECT_EQ(report.n_waves_moved, 0);
+    EXPECT_EQ(engine.expert_homes()->ranks, loaded.expert_homes().ranks);
+  });
+}
+
 // Of eight experts workers have four, whichever these are, and each rank reads two of the others.
 TEST(WorkersOfRanks, ReadOnlyTheirParts) {
   const auto bytes_of_ranks = [&](const std::vector<std::string>& addresses) {
@@ -391,9 +498,9 @@ TEST(WorkersOfRanks, AreRefused) {
                    "--ep-dispatch all-to-all: ranks with workers add up"));
   EXPECT_EQ(with([](ModelOptions& o) { o.rows = ExpertRows::kFp8; }),
             "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
-  EXPECT_TRUE(says(with([](ModelOptions& o) { o.moves_experts = true; }),
-                   "--rebalance and --workers: experts move between the workers of one process"));
   // What only the first rank finds.
+  EXPECT_TRUE(says(with([](ModelOptions& o) { o.moves_experts = true; }),
+                   "--rebalance: experts move between two or more workers"));
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.workers.addresses = {"127.0.0.1:1"}; }),
                    "does not answer: Connection refused"));
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.directory = kGolden + "v3_bf16"; }),

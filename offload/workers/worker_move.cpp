@@ -32,6 +32,12 @@ WorkerHomes worker_homes(std::vector<WorkerHomes::Worker> workers, int n_layers)
   return all;
 }
 
+void keep_on_gpu(const std::vector<std::vector<bool>>& on_gpu, ExpertHomes& homes) {
+  homes.on_gpu = on_gpu;
+  for (size_t layer = 0; layer < on_gpu.size(); ++layer)
+    for (const int expert : listed(on_gpu[layer])) homes.ranks[layer][expert] = {0};
+}
+
 WorkerMove worker_move(const WorkerHomes& homes, std::span<const ExpertChange> changes) {
   WorkerMove move;
   for (size_t w = 0; w < homes.workers.size(); ++w) {

@@ -24,6 +24,9 @@ struct WorkerHomes {
 // The owners of the experts of n_layers layers. Experts move between workers that would compute the
 // same sums as the first one whose experts may move; all other workers are fixed.
 WorkerHomes worker_homes(std::vector<WorkerHomes::Worker> workers, int n_layers);
+// The backbone computes on its GPU these experts, on_gpu[layer][expert], also where workers have
+// them: no worker is asked for them, so they are number 0's and stay.
+void keep_on_gpu(const std::vector<std::vector<bool>>& on_gpu, ExpertHomes& homes);
 
 struct WorkerMove {
   struct Part {

@@ -35,9 +35,10 @@ void require_sane(const ServeOptions& s, const WorkerOptions& workers) {
   require(!moves(s) || s.balance_window > 0,
           "--balance-window 0: {} needs the uses of experts: leave one of them out",
           s.live_hot_experts ? "--hot-experts live" : "--rebalance");
-  require(!s.live_hot_experts || s.rebalance == Rebalance::kOff,
-          "--hot-experts live is for a GPU and the CPU beside it, --rebalance for ranks: leave one "
-          "of them out");
+  require(
+      !s.live_hot_experts || s.rebalance == Rebalance::kOff,
+      "--hot-experts live is for a GPU and the CPU beside it, --rebalance for ranks and workers: "
+      "leave one of them out");
   require(!s.live_hot_experts || !workers.any(),
           "--hot-experts live and --workers: experts do not move between a GPU and the CPU beside "
           "it while workers have others: leave one of them out");

@@ -53,7 +53,8 @@ bool misses_hot_experts(const ExpertUses& uses, const ExpertHomes& homes, double
 }
 
 RebalancePlan plan_for(const ExpertUses& uses, const ExpertHomes& homes) {
-  if (!homes.on_gpu.empty()) return plan_hot_experts(shared_layers(uses, homes), kHotExpertsAtOnce);
+  if (homes.exchanges_with_gpu())
+    return plan_hot_experts(shared_layers(uses, homes), kHotExpertsAtOnce);
   return plan_rebalance(
       layer_uses(uses, homes),
       {.n_of_host = homes.n_of_host, .n_groups = homes.n_groups, .fixed = homes.fixed});
@@ -178,9 +179,11 @@ void Rebalancer::follow_loading() {
     return r.state == MoveStatus::State::kFailed;
   });
   if (failed != ranks.end()) {
-    stop(ranks.size() == 1 ? failed->why.data()
-                           : fmt::format("rank {} cannot load its experts: {}",
-                                         failed - ranks.begin(), failed->why.data()));
+    const bool is_of_workers = !homes()->fixed.empty();  // the reason names the worker
+    stop(ranks.size() == 1 || is_of_workers
+             ? failed->why.data()
+             : fmt::format("rank {} cannot load its experts: {}", failed - ranks.begin(),
+                           failed->why.data()));
   } else if (count(MoveStatus::State::kLoaded) == std::ssize(ranks)) {
     move_wave(ranks);
   }
@@ -205,9 +208,8 @@ void Rebalancer::move_wave(std::span<const MoveStatus> loaded) {
   model_.move_experts();
   const std::span<const MoveStatus> moved = model_.move_status();  // all ranks have moved
   const double pause = seconds_since(start);
-  // Only where there is one: a worker was lost after it had loaded, so nothing has moved.
-  if (moved.size() == 1 && moved[0].state == MoveStatus::State::kFailed)
-    return stop(moved[0].why.data());
+  // A worker of the first rank was lost after it had loaded, so nothing has moved.
+  if (moved[0].state == MoveStatus::State::kFailed) return stop(moved[0].why.data());
   auto homes = std::make_shared<ExpertHomes>(*this->homes());
   homes->apply(plan_of_waves_.waves[wave_++]);
   change_report([&](RebalanceReport& r) {

@@ -223,7 +223,8 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
   return pool;
 }
 
-std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExperts& pool) {
+std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExperts& pool,
+                                          std::vector<std::vector<bool>> on_gpu) {
   const WorkerHomes homes = pool.homes();
   const auto n = std::count_if(homes.workers.begin(), homes.workers.end(),
                                [](const auto& worker) { return worker.welcome.moves_experts; });
@@ -237,7 +238,10 @@ std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExp
       options.note(fmt::format("worker {} keeps its experts: {}", address,
                                moves ? "it computes other sums than the others"
                                      : "it was started without --experts-move"));
-  return std::make_unique<WorkerExpertMover>(pool);
+  const Group* const group = options.ranks.group;
+  return std::make_unique<WorkerExpertMover>(
+      pool, WorkerExpertMover::Backbone{.on_gpu = std::move(on_gpu),
+                                        .is_whole = !group || group->size() == 1});
 }
 
 std::unique_ptr<WorkerList> watch_workers(AskedWorkers& asked, WorkerExperts& pool) {

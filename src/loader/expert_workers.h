@@ -52,8 +52,10 @@ struct WorkerExpertsOf {
 std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWorkers& asked);
 
 // What moves experts between the workers of the pool, which outlives it. Notes which workers keep
-// theirs. Throws Error if fewer than two let theirs move.
-std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExperts& pool);
+// theirs. on_gpu: of this process, as keep_on_gpu() takes it. Throws Error if fewer than two let
+// theirs move.
+std::unique_ptr<ExpertMover> worker_mover(const ModelOptions& options, WorkerExperts& pool,
+                                          std::vector<std::vector<bool>> on_gpu);
 
 // The pool follows the list of its workers until the returned object, which is destroyed before the
 // pool, ends.

@@ -16,6 +16,7 @@
 #include "loader/rank_gpus.h"
 #include "loader/weights/model_identity.h"
 #include "loader/weights/mtp_layers.h"
+#include "loader/worker_expert_mover.h"
 #include "offload/balance/hot_experts.h"
 #include "offload/plan/workload.h"
 
@@ -151,6 +152,17 @@ int64_t n_experts_on_gpu(const GpuParts& parts) {
   return n;
 }
 
+// [layers][n_experts] the experts in the GPU's memory, of no layer without a GPU.
+std::vector<std::vector<bool>> experts_on_gpu(const GpuModel* gpu) {
+  std::vector<std::vector<bool>> on_gpu;
+  if (!gpu) return on_gpu;
+  for (const LayerWeights& layer : gpu->weights().layers) {
+    std::vector<bool>& of_layer = on_gpu.emplace_back();
+    for (const FfnWeights& expert : layer.experts) of_layer.push_back(!expert.gate.empty());
+  }
+  return on_gpu;
+}
+
 // The first rank of one backbone decides every step and has the links to workers.
 void require_one_backbone(const ModelOptions& options) {
   const int n = options.ranks.group ? options.ranks.group->size() : 0;
@@ -170,9 +182,6 @@ void require_one_backbone(const ModelOptions& options) {
   require(!exchange_mode(options.dispatch),
           "--ep-dispatch {}: ranks with workers add up their sums: leave it or --workers out",
           name_of(options.dispatch));
-  require(!options.moves_experts,
-          "--rebalance and --workers: experts move between the workers of one process, or between "
-          "ranks without workers: leave one of them, or --ranks, out");
   require(options.rows != ExpertRows::kFp8,
           "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
 }
@@ -219,21 +228,18 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
 }
 
-// Experts move between the workers, and those of this process stay.
+// Experts move between the workers, which the first rank has, and those of all ranks stay, also on
+// their GPUs.
 void LoadedModel::load_beside_moving_workers(ModelOptions options, const Progress& progress) {
-  const auto require_cpu = [](bool is_cpu) {
-    require(
-        is_cpu,
-        "--rebalance and --workers: experts move between workers where the backbone computes on "
-        "the CPU: use --device cpu, or leave one of them out");
-  };
-  require_cpu(options.device != DeviceChoice::kCuda);
   options.moves_experts = false;
   load(options, progress);
-  require_cpu(!gpu_);
-  mover_ = worker_mover(options, *worker_experts_);
+  if (worker_experts_) {
+    mover_ = worker_mover(options, *worker_experts_, experts_on_gpu(gpu_.get()));
+    expert_homes_ = *mover_->new_homes();
+  } else {
+    mover_ = std::make_unique<FollowingMover>();
+  }
   model_->use(mover_.get());
-  expert_homes_ = *mover_->new_homes();
 }
 
 void LoadedModel::load(const ModelOptions& options, const Progress& progress) {

@@ -67,6 +67,8 @@ std::shared_ptr<const ExpertHomes> WorkerExpertMover::new_homes() {
   if (version == version_) return nullptr;
   version_ = version;
   homes_ = pool_.homes();
+  keep_on_gpu(backbone_.on_gpu, homes_.homes);
+  if (!backbone_.is_whole) homes_.homes.on_gpu.clear();  // other ranks have GPUs too
   return std::make_shared<const ExpertHomes>(homes_.homes);
 }
 

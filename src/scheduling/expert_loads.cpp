@@ -23,7 +23,7 @@ double balancedness(std::span<const double> rows) {
 
 void ExpertHomes::apply(std::span<const ExpertChange> changes) {
   for (const ExpertChange& change : changes) {
-    if (!on_gpu.empty()) {
+    if (exchanges_with_gpu()) {
       on_gpu.at(change.layer).at(change.expert) = change.ranks.front() == kGpuOwner;
       continue;
     }

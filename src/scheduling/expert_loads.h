@@ -21,11 +21,13 @@ struct ExpertHomes {
   // [n_all_layers][n_experts] the ranks that have the expert, which divide its rows evenly; empty
   // for a dense layer. Each of its ranks may also have a slice.
   std::vector<std::vector<std::vector<int>>> ranks = {};
-  // [n_all_layers][n_experts] whether a process without other ranks has the expert in its GPU's
-  // memory; empty: there are other ranks, or the CPU has all.
+  // [n_all_layers][n_experts] whether a process that has the whole backbone has the expert in its
+  // GPU's memory; empty: the backbone is on several ranks, or on the CPU.
   std::vector<std::vector<bool>> on_gpu = {};
   std::vector<bool> fixed = {};  // [n_ranks] whose experts stay; empty: of none
 
+  // Whether experts move between the GPU and the CPU beside it, if they do; else between ranks.
+  bool exchanges_with_gpu() const { return n_ranks == 1 && !on_gpu.empty(); }
   // After a move: the ranks of the changes, which are numbered in the layer's stage, or kGpuOwner
   // and kHostOwner.
   void apply(std::span<const ExpertChange> changes);

@@ -217,7 +217,8 @@ HttpResponse Service::rebalance() {
 HttpResponse Service::rebalance_report() {
   const Engine& running = rebalancing_engine();
   const RebalanceReport report = running.rebalance_report();
-  const std::string what = running.expert_homes()->on_gpu.empty() ? "balancedness" : "gpu_share";
+  const std::string what =
+      running.expert_homes()->exchanges_with_gpu() ? "gpu_share" : "balancedness";
   OrderedJson json = {{"state", name_of(report.state)},
                       {"number", report.number},
                       {"layers", report.n_layers},

@@ -50,9 +50,10 @@ function expertsSummary(counted) {
 
 function expertText(layer, expert) {
   const ranks = layer.ranks?.[expert] ?? [];
+  const isOnWorker = ranks.length > 0 && !ranks.includes(0);  // of a backbone with a GPU, which is rank 0
   return `Layer ${layer.layer}, expert ${expert}: chosen ${layer.counts[expert]} times, ${timesMean(layer, expert).toFixed(2)} × the layer's mean` +
     (ranks.length ? `, on ${ranks.length > 1 ? "ranks" : "rank"} ${ranks.join(", ")}` : "") +
-    (layer.gpu ? (layer.gpu.includes(expert) ? ", on the GPU" : ", on the CPU") : "") + ".";
+    (layer.gpu && !isOnWorker ? (layer.gpu.includes(expert) ? ", on the GPU" : ", on the CPU") : "") + ".";
 }
 
 // The panel of the dialog: open() begins to ask the server, until the dialog is closed. `read` returns
