@@ -19,7 +19,7 @@ import unittest
 
 import workers_test
 from mpi_launcher import LAUNCHERS, is_alive
-from running_server import QUESTION, TANDEM, TINY
+from running_server import QUESTION, TANDEM, TINY, Server
 from worker_moves_processes_test import WorkersWhoseExpertsMove
 from workers_test import ROUNDS, ComeAndGo, OneOwner, Standby, TwoOwners, Worker, is_up, server_of, text_of, wait_for
 
@@ -61,6 +61,38 @@ class RanksWithWorkers(unittest.TestCase):
         # The first rank has four experts of two layers instead of eight: three matrices of 128 x 128 FP8, each with a scale.
         self.assertEqual(bytes_of[False] - bytes_of[True], 4 * 2 * 3 * (128 * 128 + 4))
         self.assertEqual(worker.stop(), 0)
+
+    def test_replicas_have_the_tokens_of_one_process_while_owners_are_lost(self):
+        alone = Server("--threads", "1").wait_ready()
+        want = {question: text_of(alone, question) for question in workers_test.QUESTIONS}
+        self.assertEqual(alone.stop(), 0)
+        workers = [Worker("0-15"), Worker("0-15")]
+        server = Server("--workers", ",".join(worker.address for worker in workers), "--threads", "1", "--dp", "2",
+                        "--worker-deadline", "400").wait_ready()
+        self.assertEqual(server.get("/server_info")[1]["dp_size"], 2)
+        streams = workers_test.Streams(server, 4)
+        streams.wait_for_more()
+        for worker in workers:
+            worker.kill()
+            streams.wait_for_more()
+            worker.start()
+            wait_for(lambda one=worker: is_up(server, one), "the worker is up again")
+            time.sleep(1)  # the other rank connects twice a second too
+        for question, errors, text in streams.end():
+            self.assertEqual((errors, text), ([], want[question]))
+        for worker in workers:
+            worker.kill()
+        status, answer = server.post("/v1/chat/completions", workers_test.chat(QUESTION))
+        self.assertNotEqual(status, 200)
+        self.assertIn("have had no worker for", json.dumps(answer))
+        for worker in workers:
+            worker.start()
+            wait_for(lambda one=worker: is_up(server, one), "the worker is up again")
+        time.sleep(1)
+        for question in workers_test.QUESTIONS[:4]:
+            self.assertEqual(text_of(server, question), want[question])
+        self.assertEqual(server.stop(), 0)
+        self.assertEqual([worker.stop() for worker in workers], [0, 0])
 
     def test_a_rank_that_is_killed_ends_all_and_no_worker(self):
         worker = Worker("4-11")
@@ -109,12 +141,13 @@ class RanksWithWorkers(unittest.TestCase):
         worker = Worker("0-7")
         beside = ["--workers", worker.address]
         for arguments, said in (
-                ([*beside, "--dp", "2"], "--workers: ranks use workers where all divide one backbone (--tp)"),
-                ([*beside, "--pp", "2"], "--workers: ranks use workers where all divide one backbone (--tp)"),
-                ([*beside, "--ranks", "2", "--dp", "2"], "leave --workers, or --dp and --pp, out"),
+                ([*beside, "--dp", "2"], "--workers and --dp: no worker has experts 8-15"),
+                ([*beside, "--pp", "2"], "--workers and --pp 2: pipeline stages have no workers"),
+                ([*beside, "--dp", "2", "--device", "cuda"], "--workers, --dp 2 and --device cuda"),
+                ([*beside, "--ranks", "2", "--tp", "1"], "or with --dp 2 where each has a replica"),
                 ([*beside, "--ranks", "2", "--placement", "p.json"], "--workers and --placement p.json: several ranks do not use"),
-                ([*beside, "--ranks", "2", "--ep-dispatch", "gather"], "--ep-dispatch gather: ranks with workers add up"),
-                ([*beside, "--ranks", "2", "--ep-rows", "fp8"], "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out"),
+                ([*beside, "--ranks", "2", "--ep-dispatch", "gather"], "--ep-dispatch gather: ranks with workers exchange no rows"),
+                ([*beside, "--ranks", "2", "--ep-rows", "fp8"], "--ep-rows fp8: ranks with workers exchange no rows: leave it or --workers out"),
                 ([*beside, "--ep-rows", "fp8"], "--ep-rows fp8: no rows travel between ranks: leave it out, or give replicas"),
                 ([*beside, "--ranks", "2", "--workers-file", "f"], f"--workers {worker.address} and --workers-file f: give one"),
                 (["--ranks", "2", "--workers-file", "/none"], "cannot open /none"),

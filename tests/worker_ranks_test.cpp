@@ -483,21 +483,18 @@ TEST(WorkersOfRanks, AreRefused) {
       return options;
     });
   };
-  const std::string one_backbone =
-      "--workers: ranks use workers where all divide one backbone (--tp): leave --workers, or --dp "
-      "and --pp, out";
-  EXPECT_EQ(with([](ModelOptions& o) { o.n_replicas = 4; }), one_backbone);
-  EXPECT_EQ(with([](ModelOptions& o) { o.n_stages = 2; }), one_backbone);
+  EXPECT_EQ(with([](ModelOptions& o) { o.n_stages = 2; }),
+            "--workers and --pp 2: pipeline stages have no workers: leave one of them out");
   EXPECT_EQ(
       with([](ModelOptions& o) { o.tp = 2; }),
-      "--workers: ranks use workers where all 4 divide one backbone: leave --workers, or --tp 2, "
-      "out");
+      "--workers: ranks use workers where all 4 divide one backbone, or with --dp 4 where each has "
+      "a replica: leave --workers, or --tp 2, out");
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.placement = "none.json"; }),
                    "--workers and --placement none.json: several ranks do not use"));
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.dispatch = ExpertDispatch::kAllToAll; }),
-                   "--ep-dispatch all-to-all: ranks with workers add up"));
+                   "--ep-dispatch all-to-all: ranks with workers exchange no rows"));
   EXPECT_EQ(with([](ModelOptions& o) { o.rows = ExpertRows::kFp8; }),
-            "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
+            "--ep-rows fp8: ranks with workers exchange no rows: leave it or --workers out");
   // What only the first rank finds.
   EXPECT_TRUE(says(with([](ModelOptions& o) { o.moves_experts = true; }),
                    "--rebalance: experts move between two or more workers"));

@@ -445,7 +445,8 @@ std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch) {
 }
 
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
-  return options.ranks.group && (grid.n_replicas > 1 || exchange_mode(options.dispatch));
+  return options.ranks.group && !options.workers.any() &&
+         (grid.n_replicas > 1 || exchange_mode(options.dispatch));
 }
 
 HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid grid, int rank) {

@@ -72,6 +72,15 @@ void require_useful_standbys(const AskedWorkers& asked, int n_layers, int max_to
   }
 }
 
+// What decides the sums that workers give, and how they are added.
+std::string text_of(const AskedWorkers& asked) {
+  std::string text = fmt::format("{} workers", asked.welcomes.size());
+  for (const WorkerWelcome& worker : asked.welcomes)
+    text += fmt::format("; {}{}, {}", worker.is_standby ? "standby " : "",
+                        text_of_experts(in_any_layer(worker.experts)), worker.arithmetic);
+  return text;
+}
+
 }  // namespace
 
 AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
@@ -137,12 +146,67 @@ AskedWorkers ask_workers(const ModelOptions& options, const WeightStore& store,
   return asked;
 }
 
+bool every_rank_has_links(const ModelOptions& options) {
+  return options.ranks.group && options.workers.any() && options.n_replicas > 1;
+}
+
+void require_workers_of_ranks(const ModelOptions& options) {
+  const int n = options.ranks.group ? options.ranks.group->size() : 0;
+  require(options.n_stages <= 1,
+          "--workers and --pp {}: pipeline stages have no workers: leave one of them out",
+          options.n_stages);
+  require(options.n_replicas > 1 || n == 0 || options.tp == 0 || options.tp == n,
+          "--workers: ranks use workers where all {} divide one backbone, or with --dp {} where "
+          "each has a replica: leave --workers, or --tp {}, out",
+          n, n, options.tp);
+  require(options.n_replicas <= 1 || n == 0 || (options.n_replicas == n && options.tp <= 1),
+          "--workers and --dp {}: each of the {} ranks has a replica of the backbone and links to "
+          "the workers: ask for --dp {} without --tp, or leave --workers or --dp out",
+          options.n_replicas, n, n);
+  require(options.n_replicas <= 1 || options.device != DeviceChoice::kCuda,
+          "--workers, --dp {} and --device cuda: replicas of the backbone with workers compute on "
+          "CPUs: use --device cpu, or leave --dp out",
+          options.n_replicas);
+  require(
+      options.placement.empty(),
+      "--workers and --placement {}: several ranks do not use the workers of a placement: leave "
+      "one of them out",
+      options.placement);
+  require(options.dispatch == ExpertDispatch::kAuto ||
+              (options.dispatch == ExpertDispatch::kAllReduce && options.n_replicas <= 1),
+          "--ep-dispatch {}: ranks with workers exchange no rows: leave it or --workers out",
+          name_of(options.dispatch));
+  require(!options.moves_experts || options.n_replicas <= 1,
+          "--rebalance, --workers and --dp {}: experts move between the workers of one backbone: "
+          "leave one of them out",
+          options.n_replicas);
+  require(options.rows != ExpertRows::kFp8,
+          "--ep-rows fp8: ranks with workers exchange no rows: leave it or --workers out");
+}
+
+void require_all_experts(const AskedWorkers& asked, const ModelConfig& config) {
+  std::vector<int> missing;
+  for (int e = 0; e < config.router.n_experts; ++e)
+    for (int layer = 0; layer < config.n_all_layers(); ++layer)
+      if (config.is_moe(layer) && !asked.experts[layer][e]) {
+        missing.push_back(e);
+        break;
+      }
+  require(missing.empty(),
+          "--workers and --dp: no worker has experts {}, and replicas of the backbone with workers "
+          "have none: start workers with these experts too, or leave --dp out",
+          text_of_experts(missing));
+}
+
 AskedWorkers ask_workers_of_ranks(Group& group, const ModelOptions& options,
                                   const WeightStore& store, const ModelConfig& config) {
   AskedWorkers asked;
+  const bool all_ask = every_rank_has_links(options);
   run_on_all(group, [&] {
-    if (group.rank() == 0) asked = ask_workers(options, store, config);
+    if (group.rank() == 0 || all_ask) asked = ask_workers(options, store, config);
   });
+  if (all_ask)  // sums are added by workers, in their order
+    require_same_on_all(group, "list of workers", [&] { return text_of(asked); });
   std::string flags;  // '1' for each expert of each layer that a worker has
   for (const std::vector<bool>& of_layer : asked.experts)
     for (const bool is_there : of_layer) flags += is_there ? '1' : '0';

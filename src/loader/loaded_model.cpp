@@ -100,8 +100,9 @@ std::string text_of_tensors(const WeightStore& store) {
 // GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
   if (options.device == DeviceChoice::kCpu) return options;
-  const std::string why_not =
-      choose_gpu_of_rank(options.ranks, options.device == DeviceChoice::kCuda);
+  std::string why_not = choose_gpu_of_rank(options.ranks, options.device == DeviceChoice::kCuda);
+  if (why_not.empty() && every_rank_has_links(options))
+    why_not = "replicas of the backbone with workers compute on CPUs";
   if (why_not.empty()) return options;
   options.warn(fmt::format("running on the CPUs: {}", why_not));
   options.device = DeviceChoice::kCpu;
@@ -163,33 +164,10 @@ std::vector<std::vector<bool>> experts_on_gpu(const GpuModel* gpu) {
   return on_gpu;
 }
 
-// The first rank of one backbone decides every step and has the links to workers.
-void require_one_backbone(const ModelOptions& options) {
-  const int n = options.ranks.group ? options.ranks.group->size() : 0;
-  require(options.n_replicas <= 1 && options.n_stages <= 1,
-          "--workers: ranks use workers where all divide one backbone (--tp): leave --workers, or "
-          "--dp and --pp, out");
-  require(
-      n == 0 || options.tp == 0 || options.tp == n,
-      "--workers: ranks use workers where all {} divide one backbone: leave --workers, or --tp {}, "
-      "out",
-      n, options.tp);
-  require(
-      options.placement.empty(),
-      "--workers and --placement {}: several ranks do not use the workers of a placement: leave "
-      "one of them out",
-      options.placement);
-  require(!exchange_mode(options.dispatch),
-          "--ep-dispatch {}: ranks with workers add up their sums: leave it or --workers out",
-          name_of(options.dispatch));
-  require(options.rows != ExpertRows::kFp8,
-          "--ep-rows fp8: ranks with workers add up their sums: leave it or --workers out");
-}
-
 }  // namespace
 
 void require_runs_on_ranks(const ModelOptions& options) {
-  if (options.workers.any()) require_one_backbone(options);
+  if (options.workers.any()) require_workers_of_ranks(options);
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
@@ -220,7 +198,8 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
     });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
-  const Patience patience = {rank_patience(options.workers, Patience().limit)};
+  Patience patience = {rank_patience(options.workers, Patience().limit)};
+  if (every_rank_has_links(options)) patience.limit += kLongestStep;
   group.set_patience(patience);
   groups_.set_patience(patience);  // they have that of loading
   if (!options.ranks.steps) return;
@@ -263,6 +242,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     Group* const group = options.ranks.group;
     asked_workers_.emplace(group ? ask_workers_of_ranks(*group, options, store, config_)
                                  : ask_workers(options, store, config_));
+    if (every_rank_has_links(options)) require_all_experts(*asked_workers_, config_);
   }
   Decision decision = first_decision(options, stored);
   const bool is_pipeline = decision.parts.grid.n_stages > 1;
@@ -493,6 +473,10 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
     return *exchanged_experts_;
   }
   ExpertPool* const workers = start_workers(options, decision);
+  if (every_rank_has_links(options)) {
+    replica_experts_ = std::make_unique<ReplicaExperts>(groups_.stage(), *workers);
+    return *replica_experts_;
+  }
   rank_experts_ = std::make_unique<RankExperts>(RankExperts::Parts{
       .owners = *owners_,
       .rank = grid.in_stage(group.rank()),
@@ -509,7 +493,7 @@ ExpertPool* LoadedModel::start_workers(const ModelOptions& options, const Decisi
   Group* const group = options.ranks.group;
   const bool takes_turns = !gpu_ || !group || group->size() == 1;
   const auto start = [&] {
-    if (group && group->rank() > 0) return;
+    if (group && group->rank() > 0 && !every_rank_has_links(options)) return;
     worker_experts_ = worker_experts(
         {.options = options,
          .kernels = kernels_,

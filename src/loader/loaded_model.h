@@ -14,6 +14,7 @@
 #include "offload/cpu_experts.h"
 #include "offload/ranks/exchanged_experts.h"
 #include "offload/ranks/rank_experts.h"
+#include "offload/ranks/replica_experts.h"
 #include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
 #include "scheduling/drafts/drafting.h"
@@ -120,9 +121,10 @@ class LoadedModel {
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
   std::unique_ptr<Group> delayed_;             // null: rows travel as fast as they can
   std::unique_ptr<ExchangedExperts> exchanged_experts_;
-  std::optional<AskedWorkers> asked_workers_;      // nothing: there are no workers
-  std::unique_ptr<WorkerExperts> worker_experts_;  // null: this process has no links to workers
-  std::unique_ptr<WorkerList> worker_list_;        // changes the workers of worker_experts_
+  std::optional<AskedWorkers> asked_workers_;        // nothing: there are no workers
+  std::unique_ptr<WorkerExperts> worker_experts_;    // null: this process has no links to workers
+  std::unique_ptr<ReplicaExperts> replica_experts_;  // has worker_experts_; null: no replicas do
+  std::unique_ptr<WorkerList> worker_list_;          // changes the workers of worker_experts_
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything
   std::unique_ptr<ProgressWatch> rank_watch_;  // for GPUs of several ranks

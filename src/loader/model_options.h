@@ -80,6 +80,10 @@ inline std::chrono::duration<double> rank_patience(const WorkerOptions& workers,
                                                  longest_wait(workers) + std::chrono::seconds(5));
 }
 
+// Replicas that have links of their own to workers wait for each other at the end of a step only.
+// Added to the patience: a step that computes for so long is not a lost rank.
+constexpr std::chrono::seconds kLongestStep(120);
+
 constexpr Patience kLoadPatience = {std::chrono::hours(2)};  // ranks wait for each other's loading
 
 // Tokens of a sequence where none are asked for: as many as the model has, at most these.

@@ -1,0 +1,324 @@
+// Replicas of a backbone that have links of their own to expert workers; ranks are threads here.
+// What they answer while workers are lost, what all learn of a step that fails on one, and what is
+// refused.
+#include <condition_variable>
+#include <fstream>
+
+#include "engine/engine.h"
+#include "offload/ranks/replica_experts.h"
+#include "tests/error_of.h"
+#include "tests/rank_grids.h"
+#include "tests/temp_directory.h"
+#include "tests/whole_models.h"
+#include "tests/worker_backbones.h"
+#include "tests/worker_models.h"
+
+namespace tandem::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Counts the calls, adds 1 to sums, and fails in the layer that is to fail.
+class CountingPool final : public ExpertPool {
+ public:
+  int n_begun = 0, n_submitted = 0, n_added = 0, failing_layer = -1;
+
+  bool waits(Ticket) override { return false; }
+  void add_to(Ticket, TensorView y) override {
+    ++n_added;
+    if (layer_ == failing_layer) throw StepFailed(fmt::format("layer {} fails", layer_));
+    for (int64_t i = 0; i < y.rows; ++i) *y.row<float>(i) += 1;
+  }
+  void begin_step(std::span<const Batch>, int) override { ++n_begun; }
+  int micro_batches(std::span<const Batch>, bool) const override { return 3; }
+  std::optional<double> seconds_waited() const override { return 0.5; }
+
+ private:
+  Ticket start(const ExpertBatch& batch) override {
+    ++n_submitted;
+    layer_ = batch.layer;
+    return batch.micro_batch;
+  }
+  int layer_ = -1;
+};
+
+// Two layers of a step with n tokens; the value to which both have added.
+float two_layers(ReplicaExperts& pool, int n_tokens) {
+  float y = 0;
+  const TensorView rows = {n_tokens > 0 ? &y : nullptr, n_tokens, 1, 1};
+  pool.begin_step({}, 1);
+  for (const int layer : {1, 2})
+    pool.add_to(pool.submit({.layer = layer, .x = rows, .routing = {}}), rows);
+  return y;
+}
+
+TEST(ReplicasWithWorkers, AskNoWorkerWithoutTokens) {
+  run_local_ranks({2}, [](Group& group) {
+    CountingPool workers;
+    ReplicaExperts pool(group, workers);
+    EXPECT_EQ(pool.micro_batches({}, true), 3);
+    int n_submitted = 0;
+    for (int step = 1; step <= 4; ++step) {
+      const bool is_idle = (step + group.rank()) % 2 == 0;  // ranks take turns
+      n_submitted += is_idle ? 0 : 2;
+      EXPECT_EQ(two_layers(pool, is_idle ? 0 : 1), is_idle ? 0 : 2);
+      pool.end_step({}, {});
+      EXPECT_EQ(workers.n_begun, step) << "workers come and go between steps";
+      EXPECT_EQ(workers.n_submitted, n_submitted);
+      EXPECT_EQ(workers.n_added, n_submitted);
+      EXPECT_EQ(pool.seconds_waited().has_value(), !is_idle);
+    }
+  });
+}
+
+// Whichever rank fails, rank 0 alone throws, all make the same calls, and the next step succeeds.
+TEST(ReplicasWithWorkers, AllLearnThatAStepHasFailedOnOne) {
+  for (const int failing : {0, 1, 2}) {
+    SCOPED_TRACE(failing);
+    run_local_ranks({3}, [&](Group& group) {
+      CountingPool workers;
+      ReplicaExperts pool(group, workers);
+      workers.failing_layer = group.rank() == failing ? 1 : -1;
+      EXPECT_EQ(two_layers(pool, 1), group.rank() == failing ? 0 : 2);
+      EXPECT_EQ(workers.n_submitted, group.rank() == failing ? 1 : 2) << "no more of that step";
+      if (group.rank() == 0) {
+        EXPECT_EQ(error_of([&] { pool.end_step({}, {}); }), "layer 1 fails");
+      } else {
+        pool.end_step({}, {});
+      }
+      workers.failing_layer = -1;
+      EXPECT_EQ(two_layers(pool, 1), 2);
+      pool.end_step({}, {});
+    });
+  }
+}
+
+// Of several ranks that fail, the first one's error counts; a long one is cut.
+TEST(ReplicasWithWorkers, TellTheFirstError) {
+  struct Failing final : ExpertPool {
+    std::string why;
+    void add_to(Ticket, TensorView) override { throw StepFailed(why); }
+    Ticket start(const ExpertBatch&) override { return 0; }
+  };
+  run_local_ranks({3}, [](Group& group) {
+    CountingPool sound;
+    Failing fails;
+    fails.why = std::string(2000, static_cast<char>('a' + group.rank()));
+    ReplicaExperts pool(group, group.rank() == 0 ? static_cast<ExpertPool&>(sound) : fails);
+    two_layers(pool, 1);
+    const std::string said = error_of([&] { pool.end_step({}, {}); });
+    EXPECT_EQ(said, group.rank() == 0 ? std::string(959, 'b') : "no error");
+  });
+}
+
+ModelOptions replicas(ModelOptions options, int n) {
+  options.n_replicas = n;
+  return options;
+}
+
+// Prompts and decode steps, while one of two owners after the other is lost and comes back.
+TEST(WorkersOfReplicas, AnswerWhoeverComputes) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  options.attention = AttentionForm::kAbsorbed;
+  const std::vector<std::vector<int32_t>> want = answers(options, 6);
+  Workers workers(served(kTinyR1, ""), {"auto", "auto"});
+  options = replicas(options, 2);
+  options.workers.addresses = workers.addresses;
+  for (const int micro_batches : {1, 2, 0}) {
+    options.micro_batches = micro_batches;
+    while_owners_change(workers, served(kTinyR1, "auto"), [&] {
+      for (int i = 0; i < 3; ++i)
+        on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+          EXPECT_EQ(answers(of_rank, 6), want) << micro_batches;
+        });
+      return 0;
+    });
+  }
+}
+
+// As many replicas as there are requests, also of experts that are divided among workers.
+TEST(WorkersOfReplicas, GiveTheTokensOfOneProcess) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  options.attention = AttentionForm::kAbsorbed;
+  const std::vector<std::vector<int32_t>> want = answers(options, 5);
+  for (const auto& division :
+       std::vector<std::vector<std::string>>{{"auto"}, {"0-7", "8-15"}, {"0-9", "4-15"}}) {
+    const Workers workers(served(kTinyR1, ""), division);
+    for (const int n : {2, 3}) {
+      ModelOptions mine = replicas(options, n);
+      mine.workers.addresses = workers.addresses;
+      on_ranks_of_backbone(
+          n, mine, [&](const ModelOptions& of_rank) { EXPECT_EQ(answers(of_rank, 5), want) << n; });
+    }
+  }
+}
+
+// The requests of a step fail on all replicas while no worker is there, and later ones are
+// answered.
+TEST(WorkersOfReplicas, AnEngineGoesOnAfterAFailedStep) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  options.max_logits = 8;
+  const std::vector<std::vector<int32_t>> want = answers(options, 4);
+  auto worker = std::make_unique<WorkerThread>(served(kTinyR1, "auto"));
+  const std::string address = worker->address();
+  options = replicas(options, 2);
+  options.workers.addresses = {address};
+  options.workers.patience = milliseconds(300);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+    LoadedModel loaded(of_rank);
+    Engine engine = engine_for(loaded, tokenizer);
+    std::vector<std::vector<int32_t>> tokens;
+    std::vector<std::string> errors;
+    const auto ask = [&] {
+      std::mutex mutex;
+      std::condition_variable changed;
+      const std::vector<Request> requests = questions(kTinyR1, tokenizer, 4);
+      tokens.assign(4, {});
+      errors.assign(4, "");
+      size_t n_ended = 0;
+      for (size_t i = 0; i < 4; ++i) {
+        EngineRequest request;
+        request.request = requests[i];
+        request.on_event = [&, i](const TokenEvent& event) {
+          const std::lock_guard lock(mutex);
+          if (event.token) tokens[i].push_back(*event.token);
+          errors[i] = event.error;
+          n_ended += event.finish.has_value();
+          changed.notify_all();
+          return true;
+        };
+        engine.submit(std::move(request));
+      }
+      std::unique_lock lock(mutex);
+      EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), [&] { return n_ended == 4; }));
+    };
+    std::thread client([&] {
+      ask();
+      EXPECT_EQ(tokens, want);
+      for (int round = 0; round < 2; ++round) {
+        worker.reset();
+        ask();
+        for (const std::string& error : errors)
+          EXPECT_TRUE(says(error, "experts 0-15 have had no worker for 0.3 s: " + address));
+        worker = std::make_unique<WorkerThread>(served(kTinyR1, "auto"),
+                                                ExpertServer::Options{.address = address});
+        // Both ranks connect twice a second; an answer tells when they have.
+        for (int i = 0; i < 100; ++i) {
+          ask();
+          if (tokens == want) break;
+          std::this_thread::sleep_for(milliseconds(50));
+        }
+        EXPECT_EQ(tokens, want);
+      }
+      engine.stop();
+    });
+    engine.run();
+    client.join();
+  });
+}
+
+// A rank reads no expert.
+TEST(WorkersOfReplicas, ReadTheBackbone) {
+  const Workers workers(served(kServedModel, ""), {"auto"});
+  const int64_t of_experts = LoadedExperts(served(kServedModel, "auto")).load_report().bytes;
+  const int64_t of_all =
+      LoadedModel({.directory = kServedModel, .context = 64}).load_report().bytes;
+  ModelOptions options = replicas({.directory = kServedModel, .context = 64}, 2);
+  options.workers.addresses = workers.addresses;
+  run_local_ranks({2}, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    const LoadedModel loaded(on_rank(options, group, &steps));
+    EXPECT_EQ(loaded.load_report().bytes, of_all - of_experts) << group.rank();
+    if (!steps.leads()) return steps.follow();
+    steps.end();
+  });
+}
+
+// The same tokens as of one process. Which sequences share a step, and so what is drafted, differs.
+TEST(WorkersOfReplicas, DraftWithTheLayerForIt) {
+  ModelOptions options = drafting(kTinyR1);
+  options.max_logits = 32;
+  options.draft_tokens = 2;
+  const Drafted want = drafted(options);
+  EXPECT_GT(want.n_accepted, 30);
+  const Workers workers(with_mtp(kTinyR1, ""), {"0-7", "8-15"});
+  options.workers.addresses = workers.addresses;
+  on_ranks_of_backbone(2, replicas(options, 2), [&](const ModelOptions& of_rank) {
+    const Drafted got = drafted(of_rank);
+    EXPECT_EQ(got.tokens, want.tokens);
+    EXPECT_GT(got.n_accepted, 30);
+  });
+}
+
+// Each rank follows the list of its own file.
+TEST(WorkersOfReplicas, ComeAndGo) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  options.attention = AttentionForm::kAbsorbed;
+  const std::vector<std::vector<int32_t>> want = answers(options, 4);
+  std::optional<WorkerThread> first(std::in_place, served(kTinyR1, "auto"));
+  const WorkerThread second(served(kTinyR1, "auto"));
+  const TempDirectory folder;
+  const std::string file = folder.file("workers");
+  std::ofstream(file) << first->address() << "\n";
+  options = replicas(options, 2);
+  options.workers.file = file;
+  options.workers.list_period = milliseconds(5);
+  std::vector<Lines> notes(2);
+  run_local_ranks({2}, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    ModelOptions mine = on_rank(options, group, &steps);
+    mine.note = notes[group.rank()].sink();
+    LoadedModel loaded(mine);
+    if (!steps.leads()) return steps.follow();
+    const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+    Engine engine = engine_for(loaded, tokenizer);
+    std::ofstream(file, std::ios::app) << second.address() << "\n";
+    for (Lines& of_rank : notes) of_rank.await("worker " + second.address() + " is up");
+    first.reset();
+    const auto got = complete(engine, questions(kTinyR1, tokenizer, 4));
+    for (size_t i = 0; i < want.size(); ++i)
+      EXPECT_EQ(got[i].tokens, want[i]) << "the newcomer computes for both";
+    steps.end();
+  });
+}
+
+TEST(WorkersOfReplicas, AreRefused) {
+  const WorkerThread some(served(kServedModel, "0-3,6")), all(served(kServedModel, "auto"));
+  const auto with = [&](auto change) {
+    return refusal_of_ranks(2, [&](int rank) {
+      ModelOptions options = replicas({.directory = kServedModel, .context = 64}, 2);
+      options.workers.addresses = {all.address()};
+      options.workers.patience = milliseconds(300);
+      change(options, rank);
+      return options;
+    });
+  };
+  EXPECT_EQ(with([&](ModelOptions& o, int) { o.workers.addresses = {some.address()}; }),
+            "--workers and --dp: no worker has experts 4-5,7, and replicas of the backbone with "
+            "workers have none: start workers with these experts too, or leave --dp out");
+  EXPECT_EQ(with([&](ModelOptions& o, int) { o.n_replicas = 4; }),
+            "--workers and --dp 4: each of the 2 ranks has a replica of the backbone and links to "
+            "the workers: ask for --dp 2 without --tp, or leave --workers or --dp out");
+  EXPECT_TRUE(says(with([&](ModelOptions& o, int) { o.tp = 2; }), "--workers and --dp 2: each of"));
+  EXPECT_EQ(with([&](ModelOptions& o, int) { o.n_stages = 2; }),
+            "--workers and --pp 2: pipeline stages have no workers: leave one of them out");
+  EXPECT_TRUE(says(with([&](ModelOptions& o, int) { o.device = DeviceChoice::kCuda; }),
+                   "--workers, --dp 2 and --device cuda: replicas of the backbone with workers"));
+  for (const ExpertDispatch dispatch : {ExpertDispatch::kAllReduce, ExpertDispatch::kGather})
+    EXPECT_TRUE(says(with([&](ModelOptions& o, int) { o.dispatch = dispatch; }),
+                     "ranks with workers exchange no rows: leave it or --workers out"));
+  EXPECT_TRUE(says(with([&](ModelOptions& o, int) { o.moves_experts = true; }),
+                   "--rebalance, --workers and --dp 2: experts move between the workers of one"));
+  EXPECT_TRUE(says(with([&](ModelOptions& o, int rank) {
+                     if (rank == 1) o.workers.addresses.push_back(some.address());
+                   }),
+                   "the list of workers of rank 1 differs from that of rank 0"));
+  EXPECT_TRUE(says(with([&](ModelOptions& o, int rank) {
+                     if (rank == 1) o.workers.addresses = {"127.0.0.1:1"};
+                   }),
+                   "does not answer: Connection refused"));
+}
+
+}  // namespace
+}  // namespace tandem::test
