@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -128,7 +129,7 @@ class GpuRanks(GpuProcesses):
             question = [a for a in QUESTION if a != "--json"]
             planned = "--ranks 2: as planned, "
             self.assertIn(planned, ask(4, *question, "--ranks", "2").stderr)
-            self.assertNotIn("planned", ask(1, *question, "--ranks", "2").stderr, "there are too few GPUs")
+            self.assertNotIn("--ranks 2:", ask(1, *question, "--ranks", "2").stderr, "there are too few GPUs")
             self.assertNotIn("planned", ask(2, *question, "--ranks", "2", "--tp", "2").stderr)
             self.assertNotIn("planned", ask(2, *[a if a != "cuda" else "cpu" for a in question], "--ranks", "2").stderr)
             without = ask(2, *question, "--ranks", "2", memory=1022000000).stderr
@@ -148,6 +149,11 @@ class GpuRanks(GpuProcesses):
                 address = lines[-1].split()[-1]
                 self.wait_ready(address)
                 self.assertIn("content", answer_of(address, "What is 3 + 4?", 4))
+                replicas, divided = re.search(r"(\d+) replica\(s\) x (\d+)-way", lines[0]).groups()
+                with urllib.request.urlopen(address + "/server_info", timeout=60) as response:
+                    info = json.load(response)
+                self.assertEqual((info["dp_size"], info["tp_size"]), (int(replicas), int(divided)))
+                self.assertEqual(info["dp_size"], 2, "without a plan it would be 1")
                 server.terminate()
                 self.assertEqual(server.wait(30), 0)
 

@@ -182,16 +182,20 @@ TEST(RanksInAPipeline, ShareTheSequencesOfDecodeSteps) {
       request.on_event = [](const TokenEvent&) { return true; };
       engine.submit(std::move(request));
     }
-    while (engine.step()) {
-    }
-    return engine.counts();
+    int n_calls = 0;  // of stages, also of those that have nothing to compute
+    while (engine.step()) ++n_calls;
+    return std::pair(engine.counts(), n_calls);
   };
   on_grid({1, 1, ExpertDispatch::kAuto, 3}, options, [&](LoadedModel& loaded) {
-    const EngineCounts one = steps_of(loaded, 1), six = steps_of(loaded, 6);
+    const auto [one, n_calls_of_one] = steps_of(loaded, 1);
     EXPECT_EQ(one.n_steps, 51);
     EXPECT_EQ(one.steps_of[0], 50);
+    EXPECT_EQ(n_calls_of_one, 51) << "one sequence is not divided";
+    const auto [six, n_calls_of_six] = steps_of(loaded, 6);
     EXPECT_EQ(six.n_steps, 1 + 3 * 50);
     EXPECT_EQ(six.steps_of[1], 3 * 50) << "two of six sequences each";
+    EXPECT_EQ(n_calls_of_six, 1 + 3 * 50 + 2)
+        << "a stage's calls, and those of the stages after it";
   });
 }
 
