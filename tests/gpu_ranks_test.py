@@ -4,6 +4,7 @@ process, placements that `tandem plan` wrote, a server, and ranks that are stopp
     python3 tests/gpu_ranks_test.py PATH_OF_TANDEM_WITH_THE_EMULATED_GPU
 """
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -140,7 +141,8 @@ class GpuRanks(GpuProcesses):
             environment = dict(os.environ, RANKS_TEST=mark, TANDEM_GPU_MEMORY=str(GPU_BYTES), XDG_CACHE_HOME=str(file.parent.parent), TMPDIR=str(temporary))
             ask(2, *question, "--ranks", "2")  # the description of two GPUs
             with subprocess.Popen([ranks_test.TANDEM, "serve", "--device", "cuda", "--ranks", "2", "--port", "0", "--ctx", "512", "--max-batch", "64"],
-                                  env=environment, stderr=subprocess.PIPE, text=True) as server:
+                                  env=environment, stderr=subprocess.PIPE, text=True) as server, contextlib.ExitStack() as ends:
+                ends.callback(server.terminate)
                 lines = [server.stderr.readline()]
                 while not lines[-1].startswith("listening on "):
                     self.assertNotEqual(lines[-1], "")
@@ -153,7 +155,8 @@ class GpuRanks(GpuProcesses):
                 with urllib.request.urlopen(address + "/server_info", timeout=60) as response:
                     info = json.load(response)
                 self.assertEqual((info["dp_size"], info["tp_size"]), (int(replicas), int(divided)))
-                self.assertEqual(info["dp_size"], 2, "without a plan it would be 1")
+                placed = [b"--placement\0" in pathlib.Path(f"/proc/{process}/cmdline").read_bytes() for process in ranks_of(mark, 3)]
+                self.assertEqual(placed.count(True), 2, "the ranks, not what has started them")
                 server.terminate()
                 self.assertEqual(server.wait(30), 0)
 
