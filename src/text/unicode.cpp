@@ -45,7 +45,7 @@ std::string script_code(std::string_view name) {
   constexpr std::string_view kNames = unicode_table::kScriptNames;
   for (size_t at = 0; at < kNames.size();) {
     const size_t end = kNames.find(' ', at);
-    const std::string code = normalized_name(kNames.substr(at, 4));
+    std::string code = normalized_name(kNames.substr(at, 4));
     if (name == code || name == normalized_name(kNames.substr(at + 4, end - at - 4))) return code;
     at = end + 1;
   }

@@ -12,7 +12,8 @@ inline constexpr char32_t kLastCharacter = 0x10FFFF;
 
 struct CharacterRange {
   char32_t first, last;
-  auto operator<=>(const CharacterRange&) const = default;
+  // clang-tidy 14 takes the 0 that results are compared with for a null pointer.
+  auto operator<=>(const CharacterRange&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 // Normalised: ascending, not adjacent, without surrogates.
 using CharacterSet = std::vector<CharacterRange>;
