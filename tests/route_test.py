@@ -541,13 +541,15 @@ class HttpsToBackends(WithRouter):
     def test_servers_register_over_https(self):
         files = ("--cert", str(CERTIFICATE), "--key", str(KEY))
         router = self.router(*files, "--accept-registration", "--backend-ca", str(CERTIFICATE), certificate=CERTIFICATE)
-        server = Server(*files, "--threads", "1", "--proxy-url", router.url, "--proxy-ca", str(CERTIFICATE), certificate=CERTIFICATE).wait_ready()
-        url = f"https://127.0.0.1:{server.port}"
-        router.wait_up(url)
-        request = {"prompt": "a", "max_tokens": 3, "temperature": 0}
-        self.assertEqual(router.ok("/v1/completions", request)["choices"], server.ok("/v1/completions", request)["choices"])
-        self.assertEqual(server.stop(), 0)
-        self.assertEqual(router.get("/nodes/status")[1], {})
+        for more in ((), ("--host", "0.0.0.0")):  # the address is known, or that of the connection to the router
+            with self.subTest(options=more):
+                server = Server(*files, *more, "--threads", "1", "--proxy-url", router.url, "--proxy-ca", str(CERTIFICATE),
+                                certificate=CERTIFICATE).wait_ready()
+                router.wait_up(f"https://127.0.0.1:{server.port}")
+                request = {"prompt": "a", "max_tokens": 3, "temperature": 0}
+                self.assertEqual(router.ok("/v1/completions", request)["choices"], server.ok("/v1/completions", request)["choices"])
+                self.assertEqual(server.stop(), 0)
+                self.assertEqual(router.get("/nodes/status")[1], {})
 
 
 class RealServers(unittest.TestCase):

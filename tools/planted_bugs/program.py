@@ -225,7 +225,7 @@ MUTANTS = [
     ("variants: CD's token has the last token's rope key", "src/bench/parts/attention_variants.cpp", [("  copy(key_for_all, kv_of_heads_.cols_from(cols, m.rope_dim));\n", "")]),
     ("variants: a copy leaves the last page out", "src/bench/parts/attention_variants.cpp", [("n_rows * latents_.row_bytes(), copy_", "(n_rows - 1) * latents_.row_bytes(), copy_")]),
     ("bench: parts that follow one another are one", "src/bench/roofline.cpp", [("if (work.parts.empty()) return", "return")]),
-    ("a team that expects work goes to sleep", "src/core/team.cpp", [(" || n_awake_.load(std::memory_order_relaxed) > 0", "")]),
+    ("a team that expects work goes to sleep", "src/core/team.cpp", [(" || n_awake_.load(std::memory_order_relaxed) > 0", ""), (" && n_awake_ == 0", "")]),
     ("several sequences' attention counts as one's", "src/bench/measured_curves.cpp", [(' && row.value("tokens", 1) == 1', "")]),
     ("a sequence of a benchmark has another one's pages", "src/bench/random_inputs.h", [("pages.subspan(s * own, own)", "pages.subspan(0, own)")]),
     ("bench: the second GPU has the rates of the first", "src/bench/machine/machine_report.cpp", [('report["gpus"].empty() && found.rates', "found.rates")]),

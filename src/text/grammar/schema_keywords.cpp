@@ -195,7 +195,6 @@ int count_of(const SchemaJson& schema, const std::string& location, const char* 
 }
 
 ItemSchemas item_schemas(const SchemaJson& schema, const std::string& location) {
-  ItemSchemas items;
   const SchemaJson* all = keyword(schema, "items");
   if (all && all->is_array())
     return {all, keyword(schema, "additionalItems"), "items", "additionalItems"};

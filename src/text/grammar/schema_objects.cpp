@@ -266,7 +266,7 @@ class ObjectWriter {
   struct Count {
     int n;
     unsigned satisfied;
-    auto operator<=>(const Count&) const = default;
+    auto operator<=>(const Count&) const = default;  // NOLINT(modernize-use-nullptr)
   };
   // Nodes where the next property may begin: the first of the object, or one after others.
   struct Before {
