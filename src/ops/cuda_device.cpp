@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu_kernels/sampling.h"
+#include "model/cost.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {

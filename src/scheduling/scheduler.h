@@ -7,9 +7,13 @@
 // while pages are available for all their tokens. When pages run out, the youngest is preempted: it
 // is recomputed later, or its pages are swapped to host memory where that is cheaper. The oldest is
 // never preempted, so it always ends.
+//
+// The stages of a pipeline compute several plans at a time, one each: plans in flight. Those have
+// shares of the decoding sequences.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <span>
