@@ -68,6 +68,22 @@ inline int64_t move_now(Engine& engine) {
   return report.n_experts;
 }
 
+// Submits requests whose answers, without errors, go to `answers`, which outlives them.
+inline void submit_all(Engine& engine, const std::vector<Request>& requests,
+                       std::vector<std::vector<int32_t>>& answers) {
+  answers.assign(requests.size(), {});
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EngineRequest request;
+    request.request = requests[i];
+    request.on_event = [&answer = answers[i]](const TokenEvent& event) {
+      if (event.token) answer.push_back(*event.token);
+      EXPECT_EQ(event.error, "");
+      return true;
+    };
+    engine.submit(std::move(request));
+  }
+}
+
 // Logits of all tokens of a text go to `logits`, [tokens][vocab].
 inline void submit_text(Engine& engine, const std::vector<int32_t>& tokens,
                         std::vector<std::vector<float>>& logits) {

@@ -118,17 +118,8 @@ TEST(GpuRanksWithWorkers, AnswersStayWhileExpertsMove) {
     Engine engine = moving_engine(loaded, {.plan = random_plan(5)});
     int64_t n_moved = 0;
     for (int round = 0; round < 3; ++round) {
-      std::vector<std::vector<int32_t>> got(kAnswers);
-      for (int i = 0; i < kAnswers; ++i) {
-        EngineRequest request;
-        request.request = asked[i];
-        request.on_event = [&tokens = got[i]](const TokenEvent& event) {
-          if (event.token) tokens.push_back(*event.token);
-          EXPECT_EQ(event.error, "");
-          return true;
-        };
-        engine.submit(std::move(request));
-      }
+      std::vector<std::vector<int32_t>> got;
+      submit_all(engine, asked, got);
       for (int i = 0; i < 5; ++i) step_or_wait(engine);
       n_moved += move_now(engine);
       EXPECT_EQ(got, want);

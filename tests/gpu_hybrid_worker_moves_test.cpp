@@ -134,18 +134,8 @@ class HybridWorkerMovesOfTinyR1 : public testing::Test {
 std::vector<std::vector<int32_t>> answers_while(Engine& engine, int n,
                                                 const std::function<void()>& move) {
   const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
-  std::vector<std::vector<int32_t>> tokens(n);
-  const std::vector<Request> asked = questions(kTinyR1, tokenizer, n);
-  for (int i = 0; i < n; ++i) {
-    EngineRequest request;
-    request.request = asked[i];
-    request.on_event = [&answer = tokens[i]](const TokenEvent& event) {
-      if (event.token) answer.push_back(*event.token);
-      EXPECT_EQ(event.error, "");
-      return true;
-    };
-    engine.submit(std::move(request));
-  }
+  std::vector<std::vector<int32_t>> tokens;
+  submit_all(engine, questions(kTinyR1, tokenizer, n), tokens);
   for (bool computes = true; computes || is_busy(engine);) {
     computes = step_or_wait(engine);
     if (!is_busy(engine) && engine.expert_uses()->n_steps > 0) move();

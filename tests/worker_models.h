@@ -1,6 +1,7 @@
 // Models whose experts workers have, which are threads of a test.
 #pragma once
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -73,6 +74,42 @@ inline Drafted drafted(const ModelOptions& options) {
   return all;
 }
 
+// Answers of an engine that another thread runs, and errors, one of each request.
+struct AllAnswers {
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::string> errors;
+};
+
+// Submits all requests, and returns when all have ended.
+inline AllAnswers ask_all(Engine& engine, const std::vector<Request>& requests) {
+  struct State {
+    AllAnswers answers;
+    size_t n_ended = 0;
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+  const auto state = std::make_shared<State>();
+  state->answers = {std::vector<std::vector<int32_t>>(requests.size()),
+                    std::vector<std::string>(requests.size())};
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EngineRequest request;
+    request.request = requests[i];
+    request.on_event = [state, i](const TokenEvent& event) {
+      const std::lock_guard lock(state->mutex);
+      if (event.token) state->answers.tokens[i].push_back(*event.token);
+      state->answers.errors[i] = event.error;
+      state->n_ended += event.finish.has_value();
+      state->changed.notify_all();
+      return true;
+    };
+    engine.submit(std::move(request));
+  }
+  std::unique_lock lock(state->mutex);
+  EXPECT_TRUE(state->changed.wait_for(lock, std::chrono::seconds(60),
+                                      [&] { return state->n_ended == requests.size(); }));
+  return state->answers;
+}
+
 // `options` are of the embedded model, and `want` has its answers to the first questions.
 inline void expect_answers_after_failed_steps(ModelOptions options,
                                               const std::vector<std::vector<int32_t>>& want) {
@@ -83,53 +120,24 @@ inline void expect_answers_after_failed_steps(ModelOptions options,
   options.workers.addresses = {address};
   options.workers.patience = std::chrono::milliseconds(300);
   const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<std::vector<int32_t>> tokens;
-  std::vector<std::string> errors;
-  size_t n_ended = 0;
+  const std::vector<Request> requests =
+      questions(kTinyR1, tokenizer, static_cast<int>(want.size()));
   LoadedModel loaded(options);
   Engine engine = engine_for(loaded, tokenizer);
-  // Submits all, and returns when all have ended.
-  const auto ask = [&] {
-    const std::vector<Request> requests =
-        questions(kTinyR1, tokenizer, static_cast<int>(want.size()));
-    tokens.assign(requests.size(), {});
-    errors.assign(requests.size(), "");
-    n_ended = 0;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      EngineRequest request;
-      request.request = requests[i];
-      request.on_event = [&, i](const TokenEvent& event) {
-        const std::lock_guard lock(mutex);
-        if (event.token) tokens[i].push_back(*event.token);
-        errors[i] = event.error;
-        n_ended += event.finish.has_value();
-        changed.notify_all();
-        return true;
-      };
-      engine.submit(std::move(request));
-    }
-    std::unique_lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60),
-                                 [&] { return n_ended == requests.size(); }));
-  };
   std::thread client([&] {
-    ask();
-    EXPECT_EQ(tokens, want);
+    EXPECT_EQ(ask_all(engine, requests).tokens, want);
     for (int round = 0; round < 2; ++round) {
       worker.reset();
       for (int i = 0; i < 2; ++i) {
-        ask();
-        for (const std::string& error : errors)
+        const AllAnswers failed = ask_all(engine, requests);
+        for (const std::string& error : failed.errors)
           EXPECT_TRUE(says(error, "experts 8-15 have had no worker for 0.3 s: " + address));
       }
       EXPECT_EQ(engine.counts().scheduler.n_running, 0);
       worker = std::make_unique<WorkerThread>(of_worker, ExpertServer::Options{.address = address});
       for (int i = 0; i < 2000 && !engine.workers()[0].is_up; ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      ask();
-      EXPECT_EQ(tokens, want);
+      EXPECT_EQ(ask_all(engine, requests).tokens, want);
     }
     engine.stop();
   });

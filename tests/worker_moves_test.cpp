@@ -342,18 +342,8 @@ TEST(WorkerMoves, AnswersAreThoseOfOneProcess) {
   Engine engine = moving_engine(loaded, {.plan = random_plan(7)});
   int64_t n_moved = 0;
   for (int round = 0; round < 4; ++round) {
-    std::vector<std::vector<int32_t>> got(kAnswers);
-    const std::vector<Request> asked = questions(kTinyR1, tokenizer, kAnswers);
-    for (int i = 0; i < kAnswers; ++i) {
-      EngineRequest request;
-      request.request = asked[i];
-      request.on_event = [&tokens = got[i]](const TokenEvent& event) {
-        if (event.token) tokens.push_back(*event.token);
-        EXPECT_EQ(event.error, "");
-        return true;
-      };
-      engine.submit(std::move(request));
-    }
+    std::vector<std::vector<int32_t>> got;
+    submit_all(engine, questions(kTinyR1, tokenizer, kAnswers), got);
     for (int i = 0; i < 10; ++i) step_or_wait(engine);
     n_moved += move_now(engine);
     EXPECT_EQ(got, want);

@@ -42,7 +42,7 @@ class RankExperts final : public ExpertPool {
     int rank;
     CpuExperts& mine;               // has at least this rank's experts
     ExpertPool* workers = nullptr;  // uses `mine` and other processes; null: this rank has none
-    // Of every step, or kMeasured; alike on all ranks. 1 where none has workers.
+    // How many every step has, or kMeasured; alike on all ranks. 1 where none has workers.
     int micro_batches = 1;
   };
   explicit RankExperts(const Parts& parts) : p_(parts), chooser_(parts.owners) {}

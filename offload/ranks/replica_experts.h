@@ -15,7 +15,7 @@ namespace tandem {
 // decides the steps, what the first of these ranks says. Without tokens a rank asks no worker.
 class ReplicaExperts final : public ExpertPool {
  public:
-  // Of all replicas. The group and the pool outlive the object.
+  // The group has the ranks of all replicas; it and the pool outlive the object.
   ReplicaExperts(Group& group, ExpertPool& workers)
       : group_(group), workers_(workers), failed_(group.size()) {}
 
@@ -25,7 +25,7 @@ class ReplicaExperts final : public ExpertPool {
   int micro_batches(std::span<const Batch> replicas, bool is_decode) const override {
     return workers_.micro_batches(replicas, is_decode);
   }
-  // Of this rank's replica; nothing for a step in which it has no tokens.
+  // What this rank has waited; nothing for a step in which it has no tokens.
   std::optional<double> seconds_waited() const override;
   std::vector<WorkerStatus> workers() const override { return workers_.workers(); }
   void end_step(LayerRange layers, const MicroBatches& step) override;

@@ -66,7 +66,7 @@ Batch Pipeline::piece_of(const Batch& step, int i, int n) {
 
 StageQueue::StageQueue(BackboneGrid grid, int stage) : steps_(stage + 1) {
   for (Copy& copy : steps_) {
-    copy.arrays.resize(grid.n_replicas);
+    copy.arrays.resize(grid.n_replicas, StepArrays(0));
     copy.replicas.resize(grid.n_replicas);
   }
 }
@@ -77,21 +77,8 @@ void StageQueue::push(const Step& step) {
   check(step.replicas.size() == copy.replicas.size(), "a batch for each replica");
   copy.n_micro_batches = step.n_micro_batches;
   for (size_t r = 0; r < step.replicas.size(); ++r) {
-    const Batch& batch = step.replicas[r];
-    Arrays& to = copy.arrays[r];
-    to.tokens.assign(batch.tokens.begin(), batch.tokens.end());
-    to.positions.assign(batch.positions.begin(), batch.positions.end());
-    to.logit_rows.assign(batch.logit_rows.begin(), batch.logit_rows.end());
-    to.sequences.assign(batch.sequences.begin(), batch.sequences.end());
-    to.pages.clear();
-    for (const Sequence& s : batch.sequences)
-      to.pages.insert(to.pages.end(), s.kv_pages.begin(), s.kv_pages.end());
-    std::span<const int32_t> pages(to.pages);
-    for (Sequence& s : to.sequences) {
-      s.kv_pages = pages.first(s.kv_pages.size());
-      pages = pages.subspan(s.kv_pages.size());
-    }
-    copy.replicas[r] = {to.tokens, to.positions, to.sequences, to.logit_rows};
+    copy.arrays[r].copy(step.replicas[r]);
+    copy.replicas[r] = copy.arrays[r].batch();
   }
 }
 

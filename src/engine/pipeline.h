@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/step_arrays.h"
 #include "model/backbone_share.h"
 #include "model/batch.h"
 
@@ -66,13 +67,9 @@ class StageQueue {
   void clear();
 
  private:
-  struct Arrays {
-    std::vector<int32_t> tokens, positions, logit_rows, pages;
-    std::vector<Sequence> sequences;
-  };
   struct Copy {
-    std::vector<Arrays> arrays;   // [replicas]
-    std::vector<Batch> replicas;  // which refer to the arrays
+    std::vector<StepArrays> arrays;  // [replicas]
+    std::vector<Batch> replicas;     // which refer to the arrays
     int n_micro_batches = 1;
   };
   Step step_of(size_t i) const { return {steps_[i].replicas, steps_[i].n_micro_batches}; }

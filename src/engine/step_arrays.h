@@ -41,6 +41,23 @@ class StepArrays {
     for (int i = n - w.n_logits; i < n; ++i) logit_rows_.push_back(begin + i);
   }
 
+  // Becomes a copy of a step, also of its lists of pages.
+  void copy(const Batch& step) {
+    tokens_.assign(step.tokens.begin(), step.tokens.end());
+    positions_.assign(step.positions.begin(), step.positions.end());
+    logit_rows_.assign(step.logit_rows.begin(), step.logit_rows.end());
+    hidden_rows_.assign(step.hidden_rows.begin(), step.hidden_rows.end());
+    sequences_.assign(step.sequences.begin(), step.sequences.end());
+    copied_pages_.clear();
+    for (const Sequence& s : step.sequences)
+      copied_pages_.insert(copied_pages_.end(), s.kv_pages.begin(), s.kv_pages.end());
+    std::span<const int32_t> pages(copied_pages_);
+    for (Sequence& s : sequences_) {
+      s.kv_pages = pages.first(s.kv_pages.size());
+      pages = pages.subspan(s.kv_pages.size());
+    }
+  }
+
   // Adds a row of Batch::hidden_rows.
   void add_hidden_row(int row) { hidden_rows_.push_back(row); }
 
@@ -49,7 +66,7 @@ class StepArrays {
   Batch batch() const { return {tokens_, positions_, sequences_, logit_rows_, hidden_rows_}; }
 
  private:
-  std::vector<int32_t> tokens_, positions_, logit_rows_, hidden_rows_;
+  std::vector<int32_t> tokens_, positions_, logit_rows_, hidden_rows_, copied_pages_;
   std::vector<Sequence> sequences_;
 };
 

@@ -63,11 +63,18 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
       reply_bytes_(grid.n_ranks()) {}
 
 void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
-  const int n = passes_in_pieces(replicas) ? 1 : micro_batches_of(replicas);
-  const auto turn = announced(
-      {.order = {.kind = StepOrder::Kind::kForward, .micro_batches = n}, .batches = replicas});
+  announce_and_compute(StepOrder::Kind::kForward, replicas, cache);
+}
+
+void StepRunner::announce_and_compute(StepOrder::Kind kind, std::span<const Batch> replicas,
+                                      KvCache& cache) {
+  const int n = micro_batches_of(replicas);
+  const auto turn = announced({.order = {.kind = kind, .micro_batches = n}, .batches = replicas});
   const auto start = Clock::now();
-  obey_forward(replicas, cache, n);
+  if (kind == StepOrder::Kind::kForward)
+    obey_forward(replicas, cache, n);
+  else
+    obey_in_flight(replicas, cache, n);
   if (is_measured_)
     policy_.measured(measured_step(replicas), n, seconds_since(start), seconds_waited());
 }
@@ -81,14 +88,7 @@ void StepRunner::obey_forward(std::span<const Batch> replicas, KvCache& cache,
 }
 
 void StepRunner::forward_in_flight(std::span<const Batch> replicas, KvCache& cache) {
-  const int n = most_tokens(replicas) > 0 ? micro_batches_of(replicas) : 1;
-  const auto turn =
-      announced({.order = {.kind = StepOrder::Kind::kForwardInFlight, .micro_batches = n},
-                 .batches = replicas});
-  const auto start = Clock::now();
-  obey_in_flight(replicas, cache, n);
-  if (is_measured_)
-    policy_.measured(measured_step(replicas), n, seconds_since(start), seconds_waited());
+  announce_and_compute(StepOrder::Kind::kForwardInFlight, replicas, cache);
 }
 
 // A stage receives the residual stream of its next step when it has sent on that of this one, so
@@ -404,6 +404,8 @@ bool StepRunner::is_decode(std::span<const Batch> replicas) const {
 // On rank 0, or where ranks make the same calls without a channel: several of those cannot decide
 // by what only one of them has measured.
 int StepRunner::micro_batches_of(std::span<const Batch> replicas) {
+  is_measured_ = false;
+  if (most_tokens(replicas) == 0 || passes_in_pieces(replicas)) return 1;
   const int n = parts_.experts.micro_batches(replicas, is_decode(replicas));
   is_measured_ = n == ExpertPool::kMeasured && (channel_ || grid_.n_ranks() == 1);
   if (n != ExpertPool::kMeasured) return n;

@@ -125,6 +125,7 @@ class StepRunner {
   StepChannel::Turn announced(StepMessage message) const;
   template <class BytesOf>
   ConstBytes replies(BytesOf bytes_of) const;
+  void announce_and_compute(StepOrder::Kind kind, std::span<const Batch> replicas, KvCache& cache);
   // is_received: the residual stream has been received before.
   void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits,
                      int n_micro_batches, bool is_received = false);

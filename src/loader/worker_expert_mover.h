@@ -36,7 +36,7 @@ class WorkerExpertMover final : public ExpertMover {
   Clock::time_point begun_{};
 };
 
-// Of a rank whose backbone's first rank has the workers: nothing moves here.
+// For a rank that is not the first of its backbone, which has the workers: nothing moves here.
 class FollowingMover final : public ExpertMover {
  public:
   void load(std::span<const ExpertChange>) override { status_.state = MoveStatus::State::kLoaded; }
