@@ -212,16 +212,19 @@ bool runs_on_ranks(Command command, const Options& o) {
          command == eval_command || command == logits_command || measures_ranks(o);
 }
 
-// The plan for --ranks on this machine's GPUs. Nothing where the command line says how ranks divide
-// the model, or without as many GPUs: then ranks divide each layer.
+// The plan for --ranks on this machine. Nothing where the command line says how ranks divide the
+// model, or where the machine was not measured or gives ranks unequal parts: then they divide each
+// layer.
 std::optional<PlannedPlacement> planned_ranks(const Options& o, Command command) {
   const bool answers =
       command == run_command || command == chat_command || command == serve_command;
   if (!o.n_ranks || !answers || !leaves_ranks_to_a_plan(o.model)) return {};
   const std::optional<Machine> machine = saved_this_machine();
-  if (!machine || machine->n_kinds() != 1 || std::ssize(machine->gpus) < *o.n_ranks) return {};
+  if (!machine) return {};
+  const std::optional<Machine> of_ranks = machine_of_ranks(*machine, o.model.device, *o.n_ranks);
+  if (!of_ranks) return {};
   std::string why_not;
-  auto planned = plan_for_ranks(o, *machine, *o.n_ranks, command == serve_command, why_not);
+  auto planned = plan_for_ranks(o, *of_ranks, *o.n_ranks, command == serve_command, why_not);
   if (o.quiet || o.json) return planned;
   if (!planned) {
     fmt::print(stderr, "--ranks {}: they divide each layer, as there is no plan: {}\n", *o.n_ranks,

@@ -108,7 +108,7 @@ class GpuRanks(GpuProcesses):
                     self.assertEqual(json.loads(done.stdout)["token_ids"], expected)
 
     def test_ranks_are_planned(self):
-        """--ranks alone: a plan for as many GPUs of this machine as it was measured, which the ranks obey."""
+        """--ranks alone: a plan for as many GPUs or parts of the cores as were measured, which the ranks obey."""
         expected = json.loads(alone(QUESTION).stdout)["token_ids"]
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "cache" / "tandem" / f"machine-{socket.gethostname()}.json"
@@ -132,7 +132,9 @@ class GpuRanks(GpuProcesses):
             self.assertIn(planned, ask(4, *question, "--ranks", "2").stderr)
             self.assertNotIn("--ranks 2:", ask(1, *question, "--ranks", "2").stderr, "there are too few GPUs")
             self.assertNotIn("planned", ask(2, *question, "--ranks", "2", "--tp", "2").stderr)
-            self.assertNotIn("planned", ask(2, *[a if a != "cuda" else "cpu" for a in question], "--ranks", "2").stderr)
+            on_cpus = ask(2, *[a if a != "cuda" else "cpu" for a in QUESTION], "--ranks", "2")
+            self.assertEqual((json.loads(on_cpus.stdout)["token_ids"], on_cpus.stderr), (expected, ""))
+            self.assertIn(planned, ask(2, *[a if a != "cuda" else "cpu" for a in question], "--ranks", "2").stderr)
             without = ask(2, *question, "--ranks", "2", memory=1022000000).stderr
             self.assertIn("--ranks 2: they divide each layer, as there is no plan: ", without)
             self.assertIn("does not fit", without)

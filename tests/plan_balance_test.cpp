@@ -46,11 +46,11 @@ int redundant(const Placement& p, int layer) {
 }
 
 // Both kinds of ranks.
-struct Ranks {
+struct BalancedRanks {
   const char* machine;
   bool on_cpus;
 };
-class PlanBalance : public testing::TestWithParam<Ranks> {};
+class PlanBalance : public testing::TestWithParam<BalancedRanks> {};
 
 TEST_P(PlanBalance, HasTheReplicasThatAreAskedForAndEvenLoads) {
   Machine machine = known_machine(GetParam().machine);
@@ -81,7 +81,7 @@ TEST_P(PlanBalance, HasTheReplicasThatAreAskedForAndEvenLoads) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Machines, PlanBalance,
-                         testing::Values(Ranks{"8xh200", false}, Ranks{"2x9654-5090", true}));
+                         testing::Values(BalancedRanks{"8xh200", false}, BalancedRanks{"2x9654-5090", true}));
 
 // Layers that differ in nothing are written once.
 TEST(PlanBalance, OneHostHasAllExpertsOfAllLayers) {

@@ -168,20 +168,37 @@ TEST(Plan, RowsBetweenHostsOfGpusAreExactUnlessAskedOtherwise) {
   }
 }
 
-// `--ranks N`: whatever is best with the backbone on N GPUs.
-TEST(Plan, MayHaveItsBackboneOnSoManyGpus) {
+// `--ranks N`: whatever is best with the backbone on N GPUs, or on the CPUs of N hosts.
+TEST(Plan, MayHaveItsBackboneOnSoManyRanks) {
   Workload w;
   w.objective = Objective::kThroughput;
   w.concurrency = 16;
   Planned planned("r1", known_machine("8xh200"), w);
   for (const int n : {1, 2, 4, 8}) {
-    planned.request.n_backbone_gpus = n;
+    planned.request.n_ranks = n;
     int64_t n_gpus = 0;
     for (const Stage& stage : planned.plan().placement.stages) n_gpus += std::ssize(stage.devices);
     EXPECT_EQ(n_gpus, n);
   }
-  planned.request.n_backbone_gpus = 9;
-  EXPECT_TRUE(says(error_of([&] { planned.plan(); }), "and its backbone on 9 GPUs"));
+  planned.request.n_ranks = 9;
+  EXPECT_TRUE(says(error_of([&] { planned.plan(); }), "and its backbone on 9 ranks"));
+
+  Machine hosts = known_machine("2x6454s-4090");
+  hosts.hosts = 4;
+  hosts.gpus.clear();
+  hosts.network = {.bytes_per_second = 4e9, .latency_seconds = 5e-6};
+  for (const Objective objective : {Objective::kLatency, Objective::kThroughput}) {
+    Workload of_cpus = w;
+    of_cpus.objective = objective;
+    Planned on_cpus("r1", hosts, of_cpus);
+    for (const int n : {1, 2, 4}) {
+      on_cpus.request.n_ranks = n;
+      int64_t n_cpus = 0;
+      for (const Stage& stage : on_cpus.plan().placement.stages)
+        n_cpus += std::ssize(stage.devices);
+      EXPECT_EQ(n_cpus, n);
+    }
+  }
 }
 
 // Replicas of the backbone whose experts are on their own devices, on workers, or on both.

@@ -54,7 +54,7 @@ class BestCandidate {
   StepMemo memo_;
 };
 
-int n_backbone_gpus(const Placement& p);
+int n_backbone_ranks(const Machine& machine, const Placement& p);
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
 int least_halved(const PlanInput& in, Placement p);
 Plan explained(const PlanRequest& r, const Placement& placement, std::vector<int> standbys);
@@ -194,11 +194,12 @@ BestCandidate best_in(const PlanRequest& r, WeightFormat format, DType kv) {
   return best;
 }
 
-int n_backbone_gpus(const Placement& p) {
+int n_backbone_ranks(const Machine& machine, const Placement& p) {
+  const bool on_cpus = machine.n_all_gpus() == 0;
   int64_t n = 0;
   for (const Stage& stage : p.stages)
     n += std::count_if(stage.devices.begin(), stage.devices.end(),
-                       [](DeviceId d) { return !d.is_cpu(); });
+                       [&](DeviceId d) { return d.is_cpu() == on_cpus; });
   return static_cast<int>(n);
 }
 
@@ -220,7 +221,7 @@ Prediction BestCandidate::speed(const Placement& p, int64_t home, int concurrenc
 }
 
 void BestCandidate::enter(Placement& p, int64_t home) {
-  if (r_.n_backbone_gpus > 0 && n_backbone_gpus(p) != r_.n_backbone_gpus) return;
+  if (r_.n_ranks > 0 && n_backbone_ranks(r_.machine, p) != r_.n_ranks) return;
   if (w_.concurrency > 0) return enter_with(p, home, w_.concurrency);
   for (const int n : concurrencies(p, home)) enter_with(p, home, n);
 }
@@ -335,9 +336,9 @@ int least_halved(const PlanInput& in, Placement p) {
 
 void refuse(const PlanRequest& r, const BestCandidate& best,
             const std::vector<WeightFormat>& formats) {
-  require(r.n_backbone_gpus == 0,
-          "{} does not fit {} with {} tokens of context and its backbone on {} GPUs", r.model_name,
-          r.machine.name, r.workload.context, r.n_backbone_gpus);
+  require(r.n_ranks == 0,
+          "{} does not fit {} with {} tokens of context and its backbone on {} ranks", r.model_name,
+          r.machine.name, r.workload.context, r.n_ranks);
   const double missing = gigabytes(best.least_missing);
   // Part of any added memory is reserved too.
   constexpr int64_t kProbe = int64_t{1} << 40;

@@ -35,7 +35,9 @@ struct PlanRequest {
   std::string placement_file = {};
   // Why no processes run a placement; empty: they run it. Null: not asked.
   std::function<std::string(const Placement&)> why_not_run = {};
-  int n_backbone_gpus = 0;  // the backbone is on exactly so many GPUs; 0: on any devices
+  // The backbone is on exactly so many GPUs, or on the CPUs of so many hosts where the machine has
+  // no GPU; 0: on any devices.
+  int n_ranks = 0;
 };
 
 // The fastest placement that fits, with the widest expert format that fits. Throws Error when the

@@ -198,7 +198,7 @@ MUTANTS = [
     ("planner: sums come back as rows went", "src/model/cost.cpp", [("encoded_bytes(formats.back, c.dim)", "encoded_bytes(formats.there, c.dim)")]),
     ("planner: rows in FP8 without being asked for", "offload/plan/gpu_candidates.cpp", [("if (rows_travel(p)) p.expert_rows = in.workload.expert_rows;", "if (rows_travel(p)) p.expert_rows = ExpertRows::kFp8;")]),
     ("planner: CPUs send rows exact, whatever is asked", "offload/plan/cpu_candidates.cpp", [("p.expert_rows = rows_travel(p) ? in.workload.expert_rows : ExpertRows::kExact;", "")]),
-    ("planner: a plan for N GPUs may have fewer", "offload/plan/plan.cpp", [("  if (r_.n_backbone_gpus > 0 && n_backbone_gpus(p) != r_.n_backbone_gpus) return;\n", "")]),
+    ("planner: a plan for N GPUs may have fewer", "offload/plan/plan.cpp", [("  if (r_.n_ranks > 0 && n_backbone_ranks(r_.machine, p) != r_.n_ranks) return;\n", "")]),
     ("planner: a pipeline drafts by the MTP layer", "offload/plan/drafts.cpp", [("!is_pipeline(p) && plan.mtp_bytes <=", "plan.mtp_bytes <=")]),
     ("planner: rows of one replica travel", "offload/plan/placement.cpp", [("return has_replicas && !p.layers.empty()", "return !p.layers.empty()")]),
     ("planner: rows to workers count as rows between ranks", "offload/plan/placement.cpp", [("!p.layers.empty() && worker_hosts(p).empty();", "!p.layers.empty();")]),
