@@ -83,7 +83,7 @@ TEST(RankKeys, UnlikeGridsGiveTheSameTokens) {
 TEST(RankKeys, PagesWaitForWhatIsInFlight) {
   const Prompt asked = prompt_of(1);
   on_grid(grid_without_rows(1, 3), tiny(), [&](LoadedModel& loaded) {
-    Answer want, ended, other, got;
+    Answer want, ended, other, third, got;
     std::vector<BlockPool::Block> pages;
     Engine alone = engine_of(loaded);
     EngineRequest request = request_of(asked, 12, want);
@@ -100,6 +100,7 @@ TEST(RankKeys, PagesWaitForWhatIsInFlight) {
     const Prompt whole_page(asked.begin() + 7, asked.begin() + 7 + kPageSize);
     const SequenceId id = engine.submit(request_of(whole_page, 100, ended));
     engine.submit(request_of(prompt_of(9, 0), 30, other));
+    engine.submit(request_of({5, 6, 7}, 30, third));
     engine.step();
     ASSERT_EQ(ended.tokens.size(), 1u);
     engine.submit(request_of(asked, 12, got));
@@ -108,17 +109,26 @@ TEST(RankKeys, PagesWaitForWhatIsInFlight) {
     engine.step();
     EXPECT_EQ(ended.tokens.size(), 1u) << "its step is in flight";
     ASSERT_EQ(source.receivers.size(), 1u);
+    const std::span<std::byte> block = pages[0].span();
+    const std::vector<std::byte> first_page(block.begin(), block.end());
     for (size_t i = 0; i < pages.size(); ++i)
       EXPECT_TRUE(source.receivers[0].page(static_cast<int>(i), std::move(pages[i])));
     source.receivers[0].ended();
     EXPECT_EQ(engine.counts().n_fetched_tokens, 0);
     for (int i = 0; i < 3; ++i) engine.step();
-    EXPECT_LT(other.tokens.size(), 8u) << "it goes on afterwards";
+    EXPECT_LT(other.tokens.size() + third.tokens.size(), 8u) << "they go on afterwards";
     EXPECT_EQ(engine.counts().n_fetched_tokens, std::ssize(asked) - 1);
+    int n_found = 0;
+    for (int page = 0; page < loaded.cache().n_pages(); ++page) {
+      std::vector<std::byte> keys(first_page.size());
+      loaded.model().read_page(loaded.cache(), 0, page, keys);
+      n_found += keys == first_page;
+    }
+    EXPECT_EQ(n_found, 1) << "the step that was in flight has not written there";
     while (engine.step()) {
     }
     EXPECT_TRUE(got == want);
-    EXPECT_EQ(other.tokens.size(), 30u);
+    EXPECT_EQ(other.tokens.size() + third.tokens.size(), 2 * 30u);
   });
 }
 

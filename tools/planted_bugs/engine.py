@@ -477,7 +477,7 @@ MUTANTS = [
     ("replicas: sequences that are expected do not count", "src/scheduling/replicas.cpp", [("s.n_pending() + n_expected_[replica] + n_new", "s.n_pending() + n_new"), ("counts.n_running + counts.n_waiting + n_expected_[replica]", "counts.n_running + counts.n_waiting")]),
     ("replicas: a sequence goes elsewhere than its keys", "src/scheduling/replicas.cpp", [("expected != expected_.end() ? expected->second : best_for(prompt)", "best_for(prompt)")]),
     ("replicas: a sequence that has come is expected on", "src/scheduling/replicas.cpp", [("  dismiss(id);\n", "")]),
-    ("keys of ranks: every replica writes a page", "src/engine/step_runner.cpp", [("  if (grid_.replica_of(rank_) != replica) return;\n", "")]),
+    ("keys of ranks: every replica writes a page", "src/engine/step_runner.cpp", [("if (grid_.replica_of(rank_) != replica) return;", "if (replica < 0) return;")]),
     ("keys of ranks: every rank of a replica replies", "src/engine/step_runner.cpp", [("if (rank_ != grid_.first_rank(stage, replica)) return {};", "if (grid_.replica_of(rank_) != replica) return {};")]),
     ("keys of ranks: each stage writes those of the first layers", "src/engine/step_runner.cpp", [("keys.subspan(own.first, own.n)", "keys.first(own.n)")]),
     ("keys of ranks: the first one alone has those of its replica", "src/engine/step_runner.cpp", [("replica > 0 || grid_.tp > 1 || grid_.n_stages > 1", "replica > 0 || grid_.n_stages > 1")]),
