@@ -2,65 +2,11 @@
 // other one.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <mutex>
-#include <thread>
-
-#include "scheduling/prefix_source.h"
+#include "tests/other_engine.h"
 #include "tests/running_engine.h"
 
 namespace tandem::test {
 namespace {
-
-// Fetches pages from an engine of this process.
-class OtherEngine : public PrefixSource {
- public:
-  explicit OtherEngine(RunningEngine& engine) : engine_(engine) {}
-
-  bool pays(int64_t n_tokens) const override { return n_tokens >= least; }
-  void fetch(uint64_t id, std::vector<int32_t> tokens, int first_page, Receiver receiver) override {
-    ++n_fetches;
-    ids.push_back(id);
-    n_wanted += static_cast<int>(tokens.size()) - 1 - first_page * kPageSize;
-    if (silent) {
-      receivers.push_back(std::move(receiver));
-      return;
-    }
-    EngineRequest request;
-    request.request.prompt = std::move(tokens);
-    request.request.max_new_tokens = 1;
-    request.first_page = first_page;
-    request.on_page = [this, receiver](int index, BlockPool::Block keys) {
-      if (n_pages++ >= most_pages) return;
-      if (cuts_pages) keys = BlockPool(keys.span().size() - 1, 0).take();
-      const std::lock_guard lock(calling_);
-      if (!stopped_) receiver.page(index, std::move(keys));
-    };
-    request.on_event = [this, receiver](const TokenEvent& event) {
-      const std::lock_guard lock(calling_);
-      if (event.finish && !stopped_) receiver.ended();
-      return true;
-    };
-    engine_->submit(std::move(request));
-  }
-  void cancel(uint64_t) override { ++n_cancelled; }
-  void stop() override {
-    const std::lock_guard lock(calling_);
-    stopped_ = true;
-  }
-
-  int64_t least = kPageSize;
-  int most_pages = 1 << 30;
-  bool cuts_pages = false, silent = false;
-  std::atomic<int> n_fetches = 0, n_pages = 0, n_wanted = 0, n_cancelled = 0;
-  std::vector<uint64_t> ids;
-  std::vector<Receiver> receivers;  // of fetches that do not begin
-
- private:
-  RunningEngine& engine_;
-  std::mutex calling_;  // a receiver
-  bool stopped_ = false;
-};
 
 std::string long_text(int first) {
   std::string text = "Tell me. ";
@@ -85,7 +31,7 @@ TEST(EnginePrefix, TextIsThatOfOneEngine) {
   const std::vector<std::string> expected = computed_alone(asked);
   for (const int draft_tokens : {0, 2}) {
     RunningEngine prefill({});
-    OtherEngine other(prefill);
+    OtherEngine other(*prefill);
     RunningEngine decode(
         {.draft_tokens = draft_tokens, .draft = DraftChoice::kMtp, .prefixes = &other});
     std::vector<std::future<Ending>> endings;
@@ -130,7 +76,7 @@ TEST(EnginePrefix, PagesThatDoNotComeAreComputedHere) {
   const std::vector<std::string> expected = computed_alone(asked);
   for (const int n : {0, 1, 5}) {
     RunningEngine prefill({});
-    OtherEngine other(prefill);
+    OtherEngine other(*prefill);
     other.most_pages = n;
     RunningEngine decode({.prefixes = &other});
     const Ending ending = decode.submit(question(asked[0])).get();
@@ -139,7 +85,7 @@ TEST(EnginePrefix, PagesThatDoNotComeAreComputedHere) {
     EXPECT_EQ(decode->counts().n_fetched_tokens, n * kPageSize);
   }
   RunningEngine prefill({});
-  OtherEngine other(prefill);
+  OtherEngine other(*prefill);
   other.cuts_pages = true;
   RunningEngine decode({.prefixes = &other});
   const Ending ending = decode.submit(question(asked[0])).get();
@@ -150,7 +96,7 @@ TEST(EnginePrefix, PagesThatDoNotComeAreComputedHere) {
 
 TEST(EnginePrefix, ShortPromptsAreComputedHere) {
   RunningEngine prefill({});
-  OtherEngine other(prefill);
+  OtherEngine other(*prefill);
   other.least = 1 << 20;
   RunningEngine decode({.prefixes = &other});
   EXPECT_EQ(decode.submit(question(long_text(0))).get().text, computed_alone({long_text(0)})[0]);
@@ -163,7 +109,7 @@ TEST(EnginePrefix, ACacheThatIsFullTakesNoMorePages) {
   const std::vector<std::string> asked = {long_text(0), long_text(500), long_text(900)};
   const std::vector<std::string> expected = computed_alone(asked);
   RunningEngine prefill({});
-  OtherEngine other(prefill);
+  OtherEngine other(*prefill);
   RunningEngine decode({.kv_tokens = 1280, .context = 1280, .prefixes = &other});
   std::vector<std::future<Ending>> endings;
   for (const std::string& text : asked) endings.push_back(decode.submit(question(text)));
@@ -172,7 +118,7 @@ TEST(EnginePrefix, ACacheThatIsFullTakesNoMorePages) {
 
 TEST(EnginePrefix, OthersGoOnWhilePagesDoNotCome) {
   RunningEngine prefill({});
-  OtherEngine other(prefill);
+  OtherEngine other(*prefill);
   other.silent = true;
   std::future<Ending> aborted, overdue, late, cut;
   {

@@ -101,12 +101,27 @@ TEST(ServerRoles, AServerHasAsFewHostsAsHoldTheModel) {
   EXPECT_EQ(plan.both.servers[0].n, 2);
   EXPECT_FALSE(plan.both.servers[0].is_one_process);
   EXPECT_TRUE(plan.commands.empty());
-  EXPECT_TRUE(has_reason(plan, "2 server(s) of 2 host(s), which have several ranks"));
-  // One host with the backbone on one GPU and experts on others is several ranks too.
+  EXPECT_TRUE(has_reason(plan, "2 server(s) of 2 host(s), whose placement no options of serve "));
+  // One host with several GPUs is several ranks too.
   const Planned gpus("r1", known_machine("32xh800"), chat(0));
   const ServerPlan of_gpus = servers_of(gpus, {.requests_per_second = 0.25});
   EXPECT_EQ(of_gpus.both.servers[0].n_hosts, 1);
   EXPECT_FALSE(of_gpus.both.servers[0].is_one_process);
+  EXPECT_TRUE(has_reason(of_gpus, "4 server(s) of 1 host(s), which have several ranks"));
+  EXPECT_TRUE(says(of_gpus.commands[0], "host0: tandem serve r1 --dp 8 --"));
+  // Where two hosts hold the model, mpirun starts the ranks of a server.
+  Machine small = known_machine("12x8xh100");
+  for (NumaNode& node : small.nodes) node.memory_bytes = 4'000'000'000;
+  small.hosts = 4;
+  const ServerPlan of_two = servers_of({"r1", small, chat(4)}, {.concurrency = 4});
+  EXPECT_EQ(of_two.both.servers[0].n_hosts, 2);
+  ASSERT_GE(of_two.commands.size(), 2u) << has_reason(of_two, "no options");
+  EXPECT_TRUE(says(of_two.commands[0],
+                   "host0: mpirun -np 16 --host host0:8,host1:8 --bind-to none tandem serve r1 --"))
+      << of_two.commands[0];
+  EXPECT_TRUE(says(of_two.commands[1],
+                   "host2: mpirun -np 16 --host host2:8,host3:8 --bind-to none tandem serve r1 --"))
+      << of_two.commands[1];
 }
 
 // Prompts of 4,097 tokens leave a decode server one token each.

@@ -28,12 +28,12 @@ def prompt(number):
     return f"Tell me. {sums} What is 478 + 356?"
 
 
-def prefill_server(address, *arguments):
-    return Server("--role", "prefill", "--kv-listen", address, "--threads", "1", *arguments)
+def prefill_server(address, *arguments, **more):
+    return Server("--role", "prefill", "--kv-listen", address, "--threads", "1", *arguments, **more)
 
 
-def decode_server(addresses, *arguments):
-    return Server("--role", "decode", "--prefill", ",".join(addresses), "--prefill-from", "64", "--threads", "1", *arguments).wait_ready()
+def decode_server(addresses, *arguments, **more):
+    return Server("--role", "decode", "--prefill", ",".join(addresses), "--prefill-from", "64", "--threads", "1", *arguments, **more).wait_ready()
 
 
 def answer(server, number):

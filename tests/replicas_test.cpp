@@ -74,6 +74,36 @@ TEST(Replicas, APromptFollowsItsPrefixUnlessThatWaitsLonger) {
   EXPECT_EQ(all.replica_of(8), 1) << "no prefix is left, 450 tokens wait there and 418 here";
 }
 
+// A sequence whose prompt's keys come from elsewhere is placed when they are asked for.
+TEST(Replicas, SequencesThatAreExpectedCountAsOneToken) {
+  Replicas all = replicas(2);
+  for (SequenceId id = 1; id <= 5; ++id) {
+    const std::vector<int32_t> prompt = numbers_of(300, static_cast<int>(id) * 1000);
+    all.expect(id, all.best_for(prompt));
+  }
+  const std::vector<int> want = {0, 1, 0, 1, 0};
+  for (SequenceId id = 1; id <= 5; ++id) EXPECT_EQ(all.expected_on(id), want[id - 1]) << id;
+  EXPECT_TRUE(all.empty()) << "there is nothing to compute";
+  EXPECT_EQ(all.best_for(numbers_of(9)), 1) << "two are expected there, and three on the first";
+  all.dismiss(1);
+  all.dismiss(3);
+  all.dismiss(3);  // it was dismissed before
+  EXPECT_EQ(all.best_for(numbers_of(9)), 0);
+  all.add(4, numbers_of(300, 4000), 1);
+  EXPECT_EQ(all.replica_of(4), 1) << "where it was expected";
+  EXPECT_EQ(all.best_for(numbers_of(200)), 0);
+  step(all);
+  all.remove(4);
+  EXPECT_EQ(all.best_for(numbers_of(9)), 0) << "one is expected on each";
+  all.add(2, numbers_of(300, 2000), 1);
+  EXPECT_EQ(all.replica_of(2), 1);
+  step(all);
+  all.add(6, numbers_of(300, 2000), 1);
+  EXPECT_EQ(all.replica_of(6), 1) << "its prefix is there";
+  all.add(7, numbers_of(30), 1);
+  EXPECT_EQ(all.replica_of(7), 0) << "45 tokens wait on the second";
+}
+
 TEST(Replicas, CountsAreOfAllTogether) {
   Replicas all = replicas(3);
   EXPECT_TRUE(all.empty());

@@ -23,9 +23,9 @@ ANSWER = "The answer is 834."
 
 
 class Server:
-    def __init__(self, *arguments, certificate=None, limit_of_files=None):
+    def __init__(self, *arguments, certificate=None, limit_of_files=None, before=()):
         self.trusted = ssl.create_default_context(cafile=certificate) if certificate else None
-        self.process = subprocess.Popen([TANDEM, "serve", TINY, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True,
+        self.process = subprocess.Popen([*before, TANDEM, "serve", TINY, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True,
                                         preexec_fn=limit_of_files and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit_of_files,) * 2)))
         atexit.register(self.process.kill)  # a test that fails leaves no process running
         self.lines = []

@@ -96,7 +96,7 @@ TEST(StepMessage, WantedLogits) {
   }
 }
 
-TEST(StepMessage, AVocabularyAndACopyOfAPage) {
+TEST(StepMessage, AVocabularyAndPages) {
   std::vector<int32_t> written;
   StepMessageReader reader;
   const std::vector<uint32_t> allowed = {~0u, 0x80000001u, 5};
@@ -112,6 +112,13 @@ TEST(StepMessage, AVocabularyAndACopyOfAPage) {
   EXPECT_EQ(order.copy.page, 17);
   EXPECT_EQ(order.copy.other, 4);
   EXPECT_EQ(order.copy.way, PageCopy::Way::kFromHost);
+  for (const auto kind : {StepOrder::Kind::kReadPage, StepOrder::Kind::kWritePage}) {
+    const StepOrder of_page =
+        sent({.order = {.kind = kind, .replica = 2, .page = 123456}}, written, reader).order;
+    EXPECT_EQ(of_page.kind, kind);
+    EXPECT_EQ(of_page.replica, 2);
+    EXPECT_EQ(of_page.page, 123456);
+  }
 }
 
 TEST(StepMessage, ExpertsThatMove) {

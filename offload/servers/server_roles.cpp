@@ -1,12 +1,14 @@
 #include "offload/servers/server_roles.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "core/check.h"
 #include "core/rounding.h"
@@ -99,6 +101,25 @@ class ServerPlanner {
   std::map<std::tuple<int, ServerRole, int>, std::shared_ptr<PlannedServer>> servers_;
   std::map<std::pair<const PlannedServer*, int>, std::shared_ptr<StepTable>> steps_;
 };
+
+// Whether every stage has the backbone on as many devices, divided alike, and experts are on these
+// or on the CPUs beside them: then --tp, --dp and --pp say where everything is.
+bool is_even_grid(const Placement& p) {
+  const Stage& like = p.stages[0];
+  std::set<DeviceId> ranks;
+  for (const Stage& stage : p.stages) {
+    if (stage.tp != like.tp || stage.devices.size() != like.devices.size()) return false;
+    for (const DeviceId device : stage.devices) {
+      ranks.insert(device);
+      ranks.insert({device.host});
+    }
+  }
+  for (const LayerExperts& layer : p.layers)
+    for (const ExpertGroup& group : layer.groups)
+      for (const DeviceId owner : group.owners)
+        if (!ranks.contains(owner)) return false;
+  return true;
+}
 
 std::vector<std::string> reasons_of(const PlanRequest& r, const ServerGoal& goal,
                                     const ServerPlan& plan);
@@ -378,10 +399,12 @@ std::vector<std::string> reasons_of(const PlanRequest& r, const ServerGoal& goal
   const ServerDivision& best = plan.best();
   const std::vector<PlannedServers>& all = plan.both.servers;
   for (const PlannedServers& s : all)
-    words.push_back(fmt::format(
-        "{} and the hosts like it: {} server(s) of {} host(s){}",
-        name_of_host(r.machine, s.first_host), s.n, s.n_hosts,
-        s.is_one_process ? "" : ", which have several ranks: roles are for one process"));
+    words.push_back(fmt::format("{} and the hosts like it: {} server(s) of {} host(s){}",
+                                name_of_host(r.machine, s.first_host), s.n, s.n_hosts,
+                                s.is_one_process ? ""
+                                : is_even_grid(s.placement)
+                                    ? ", which have several ranks"
+                                    : ", whose placement no options of serve describe"));
   words.push_back(fmt::format("best: {}{}", in_words(best),
                               meets(goal, best.speed) ? "" : "; nothing meets the bounds"));
   words.push_back(fmt::format("without roles, steps with {} tokens of a prompt stop answers: {}",
@@ -413,24 +436,50 @@ std::vector<std::string> reasons_of(const PlanRequest& r, const ServerGoal& goal
   return words;
 }
 
+// What starts the ranks of a server whose hosts begin with `first_host`, and their grid.
+struct RanksInWords {
+  std::string launcher, grid;
+};
+RanksInWords ranks_in_words(const PlannedServers& s, int first_host) {
+  const std::vector<Stage>& stages = s.placement.stages;
+  const auto n_stages = static_cast<int>(stages.size());
+  const auto n = n_stages * static_cast<int>(stages[0].devices.size());
+  RanksInWords words;
+  if (n == 1) return words;
+  for (const auto& [name, number] :
+       {std::pair("--tp", stages[0].tp), std::pair("--dp", stages[0].dp()),
+        std::pair("--pp", n_stages)})
+    if (number > 1) words.grid += fmt::format(" {} {}", name, number);
+  if (s.n_hosts == 1) return words;
+  std::vector<std::string> hosts;
+  for (int i = 0; i < s.n_hosts; ++i)
+    hosts.push_back(fmt::format("host{}:{}", first_host + i, n / s.n_hosts));
+  words.launcher = fmt::format("mpirun -np {} --host {} --bind-to none ", n, fmt::join(hosts, ","));
+  return words;
+}
+
 std::vector<std::string> commands_of(const PlanRequest& r, const ServerDivision& d) {
   constexpr int kKeysPort = 9100, kPort = 8000, kRouterPort = 8080;
-  if (!std::all_of(d.servers.begin(), d.servers.end(),
-                   [](const PlannedServers& s) { return s.is_one_process; }))
+  if (!std::all_of(d.servers.begin(), d.servers.end(), [](const PlannedServers& s) {
+        return s.is_one_process || is_even_grid(s.placement);
+      }))
     return {};
   std::vector<std::string> prefill, answering, commands;
   std::string last;  // host, which has the router too
-  const auto each_host = [&](const auto& visit) {
+  const auto each_server = [&](const auto& visit) {
     for (const PlannedServers& s : d.servers)
-      for (int i = 0; i < s.n; ++i) visit(s, fmt::format("host{}", s.first_host + i));
+      for (int i = 0; i < s.n; ++i) visit(s, s.first_host + i * s.n_hosts);
   };
-  each_host([&](const PlannedServers& s, const std::string& host) {
+  each_server([&](const PlannedServers& s, int first) {
+    const std::string host = fmt::format("host{}", first);
     if (s.role == ServerRole::kPrefill)
       prefill.push_back(fmt::format("{}:{}", host, kKeysPort));
     else
       answering.push_back(fmt::format("http://{}:{}", host, kPort));
   });
-  each_host([&](const PlannedServers& s, const std::string& host) {
+  each_server([&](const PlannedServers& s, int first) {
+    const std::string host = fmt::format("host{}", first);
+    const RanksInWords ranks = ranks_in_words(s, first);
     last = host;
     std::string role;
     if (s.role == ServerRole::kPrefill)
@@ -439,15 +488,15 @@ std::vector<std::string> commands_of(const PlanRequest& r, const ServerDivision&
       role = fmt::format(" --role decode --prefill {} --kv-secret KEY", fmt::join(prefill, ","));
     const std::optional<WeightFormat> format = r.workload.experts;
     commands.push_back(fmt::format(
-        "{}: tandem serve {}{} --host {} --port {} --device {}{}{} --ctx {} --chunk {} --max-batch "
-        "{}",
-        host, r.model_name, role, host, kPort,
+        "{}: {}tandem serve {}{}{} --host {} --port {} --device {}{}{} --ctx {} --chunk {} "
+        "--max-batch {}",
+        host, ranks.launcher, r.model_name, ranks.grid, role, host, kPort,
         s.placement.stages[0].devices[0].is_cpu() ? "cpu" : "cuda",
         !format || *format == stored_expert_format(r.config)
             ? ""
             : fmt::format(" --experts {}", format_name(*format)),
         *r.workload.kv == DType::kBF16 ? "" : " --kv fp8", r.workload.context, s.chunk_tokens,
-        std::min(s.most_sequences, s.chunk_tokens)));
+        std::min(s.most_sequences / s.placement.stages[0].dp(), s.chunk_tokens)));
   });
   if (answering.size() > 1)
     commands.push_back(fmt::format("{0}: tandem route --backends {1} --host {0} --port {2}", last,

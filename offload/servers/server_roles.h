@@ -16,7 +16,7 @@ struct PlannedServers {
   int kind = 0;                     // of their hosts
   int first_host = 0, n_hosts = 1;  // of each, one server after the other
   int n = 1;
-  bool is_one_process = true;  // else of several ranks, for which roles are not built
+  bool is_one_process = true;  // else of several ranks, or with experts on GPUs without a rank
   Placement placement;         // on a machine that consists of the first server's hosts
   int chunk_tokens = 512;
   int most_sequences = 1;  // of a server
@@ -39,6 +39,7 @@ struct ServerPlan {
   // answers from which it is; 0: none.
   double pays_from_rate = 0, pays_to_rate = 0;
   int pays_from_prompt_tokens = 0;
+  // No commands for servers whose options do not say where their placement has something.
   std::vector<std::string> reasons, commands;
 
   const ServerDivision& best() const { return split_is_better ? *split : both; }

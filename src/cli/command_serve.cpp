@@ -143,7 +143,6 @@ std::function<void(const std::string&)> noter(bool quiet) {
 Roles start_roles(const Options& options) {
   const ServeOptions& s = options.serve;
   if (s.role == ServerRole::kBoth) return {};
-  require(!options.model.ranks.group, "--role: servers with a role have one rank: leave it out");
   const auto note = noter(options.quiet);
   Roles roles = {tcp_transport(), nullptr};
   if (s.role == ServerRole::kDecode) return roles;

@@ -56,8 +56,7 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
   counts_.scheduler = replicas_.counts();
   homes_ = std::make_shared<ExpertHomes>(options.homes);
   check(!options.rebalance || options.expert_window > 0, "experts move by their use");
-  check(!options.prefixes || (options.keeps_pages && model.grid().n_ranks() == 1),
-        "pages of one rank's prefix cache");
+  check(!options.prefixes || options.keeps_pages, "pages of the prefix cache");
   if (options.rebalance) rebalancer_.emplace(model, options.homes, *options.rebalance);
   if (options.expert_window == 0) return;
   const ModelConfig& config = model.config();
@@ -148,6 +147,12 @@ void Engine::take_orders() {
   {
     const std::lock_guard lock(mutex_);
     std::swap(orders, orders_);
+    // What is in flight may still write to the pages of a sequence that has ended, which are free.
+    pages_wait_ = !in_flight_.empty() && !(orders.pages.empty() && orders.arrived.empty());
+    if (pages_wait_) {
+      std::swap(orders.pages, orders_.pages);
+      std::swap(orders.arrived, orders_.arrived);
+    }
     pages_taken_.notify_all();
   }
   // First: requests that came later do not find the pages.
@@ -162,7 +167,7 @@ void Engine::take_orders() {
   for (const ArrivedPage& page : orders.pages) adopt(page);
   for (const SequenceId id : orders.arrived) arrived(id);
   for (const SequenceId id : orders.aborts) {
-    if (arriving_.erase(id) > 0) options_.prefixes->cancel(id);
+    if (arriving_.erase(id) > 0) stop_fetching(id);
     if (running_.erase(id) == 0) continue;
     replicas_.remove(id);
     drafter_.ended(id);
@@ -188,8 +193,11 @@ bool Engine::fetches(SequenceId id, const EngineRequest& request) {
   if (!options_.prefixes || request.on_page) return false;
   const std::vector<int32_t>& prompt = request.request.prompt;
   const int n = n_fetchable(request);
-  const auto n_cached = static_cast<int>(std::min<int64_t>(n, replicas_.at(0).n_cached(prompt)));
+  const int replica = replicas_.best_for(prompt);
+  const auto n_cached =
+      static_cast<int>(std::min<int64_t>(n, replicas_.at(replica).n_cached(prompt)));
   if (!options_.prefixes->pays(n - n_cached)) return false;
+  replicas_.expect(id, replica);
   const auto page = [this, id](int index, BlockPool::Block keys) {
     return push_page({id, index, std::move(keys)});
   };
@@ -219,13 +227,15 @@ void Engine::adopt(const ArrivedPage& page) {
   if (it == arriving_.end()) return;
   const EngineRequest& asked = it->second.asked;
   const auto prompt = std::span(asked.request.prompt).first(n_fetchable(asked));
-  const std::span<const std::byte> keys = page.keys.span();
-  const bool fits = std::ssize(keys) == model_.key_bytes(cache_);
-  const bool is_there = fits && replicas_.at(0).adopt_page(prompt, page.index, [&](int32_t to) {
-    model_.write_page(cache_, to, keys);
-    drafter_.will_compute(0, std::span(&to, 1), 0, kPageSize);
+  const std::span<std::byte> keys = page.keys.span();
+  const int replica = replicas_.expected_on(page.id);
+  const auto write = [&](int32_t to) {
+    model_.write_page(cache_, replica, to, keys);
+    drafter_.will_compute(replica, std::span(&to, 1), 0, kPageSize);
     n_fetched_tokens_ += std::min<int64_t>(kPageSize, std::ssize(prompt) - page.index * kPageSize);
-  });
+  };
+  const bool fits = std::ssize(keys) == model_.key_bytes(cache_);
+  const bool is_there = fits && replicas_.at(replica).adopt_page(prompt, page.index, write);
   if (is_there) return;
   options_.prefixes->cancel(page.id);  // later pages would not be found
   arrived(page.id);
@@ -308,6 +318,7 @@ const Engine::Plan& Engine::schedule() {
 
 bool Engine::decodes_in_flight() const {
   bool has_several = false;
+  if (pages_wait_) return false;
   for (int i = 0; i < replicas_.n() && model_.grid().n_stages > 1; ++i) {
     if (!replicas_.at(i).only_decodes()) return false;
     has_several = has_several || replicas_.at(i).n_running() > 1;
@@ -384,7 +395,8 @@ void Engine::give_pages(const Plan& plan) {
     const int n_pages = n >= n_wanted ? pages_for(n_wanted) : n / kPageSize;
     for (; r.n_given_pages < n_pages; ++r.n_given_pages) {
       BlockPool::Block keys = page_keys_->take();
-      model_.read_page(cache_, scheduler.pages(part.id)[r.n_given_pages], keys.span());
+      const int32_t page = scheduler.pages(part.id)[r.n_given_pages];
+      model_.read_page(cache_, part.replica, page, keys.span());
       r.asked.on_page(r.n_given_pages, std::move(keys));
     }
   }
@@ -558,8 +570,13 @@ void Engine::end_arriving(std::map<SequenceId, Arriving>::iterator entry, Finish
   TokenEvent event;
   event.finish = reason;
   events_.push_back({entry->first, entry->second.receiver, std::move(event)});
-  options_.prefixes->cancel(entry->first);
+  stop_fetching(entry->first);
   arriving_.erase(entry);
+}
+
+void Engine::stop_fetching(SequenceId id) {
+  replicas_.dismiss(id);
+  options_.prefixes->cancel(id);
 }
 
 void Engine::end(SequenceId id, FinishReason reason) {
@@ -640,7 +657,6 @@ bool Engine::rebalance() {
 SequenceId Engine::submit(EngineRequest request) {
   require_runnable(request, model_.config().vocab, context_, vocabulary_);
   check(!request.on_logits || request.request.max_new_tokens == 0, "logits or an answer");
-  check(!request.on_page || model_.grid().n_ranks() == 1, "pages of one rank");
   const std::lock_guard lock(mutex_);
   require_run(failure_.empty(), "{}", failure_);
   orders_.requests.emplace_back(++last_id_, std::move(request));

@@ -50,7 +50,7 @@ class Engine {
     // How experts move between ranks; for a model with a mover(), and an expert_window.
     // Empty: they stay.
     std::optional<Rebalancer::Options> rebalance = {};
-    // Fetches the keys of prompts, into the prefix cache of one rank; null: all are computed here.
+    // Fetches the keys of prompts, into the prefix cache; null: all are computed here.
     PrefixSource* prefixes = nullptr;
   };
 
@@ -161,6 +161,7 @@ class Engine {
   void begin(SequenceId id, Arriving request);
   void end_arriving(std::map<SequenceId, Arriving>::iterator entry, FinishReason reason);
   bool fetches(SequenceId id, const EngineRequest& request);
+  void stop_fetching(SequenceId id);
   void adopt(const ArrivedPage& page);
   void arrived(SequenceId id);
   bool push_page(ArrivedPage page);
@@ -208,6 +209,7 @@ class Engine {
   std::map<SequenceId, Arriving> arriving_;
   std::optional<BlockPool> page_keys_;  // for pages that are given to requests
   int64_t n_fetched_tokens_ = 0;
+  bool pages_wait_ = false;  // that have come, until nothing is in flight
   // What is computed, the newest step last: one, or one for each stage of a pipeline.
   std::deque<Step> in_flight_;
   bool flows_ = false;             // whether the newest step is one of several

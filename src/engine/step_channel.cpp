@@ -59,10 +59,14 @@ StepChannel::Turn StepChannel::announce(const StepMessage& message) {
 }
 
 ConstBytes StepChannel::replies(std::span<const int64_t> n_bytes) {
-  const std::vector<int64_t> none(group_.size());
   replies_.resize(std::accumulate(n_bytes.begin(), n_bytes.end(), int64_t{0}));
-  group_.all_to_all({{}, none}, {replies_, n_bytes});
+  replies(n_bytes, replies_);
   return replies_;
+}
+
+void StepChannel::replies(std::span<const int64_t> n_bytes, Bytes out) {
+  const std::vector<int64_t> none(group_.size());
+  group_.all_to_all({{}, none}, {out, n_bytes});
 }
 
 void StepChannel::reply(ConstBytes bytes) {
@@ -70,6 +74,13 @@ void StepChannel::reply(ConstBytes bytes) {
   std::vector<int64_t> to_first(group_.size());
   to_first[0] = std::ssize(bytes);
   group_.all_to_all({bytes, to_first}, {{}, none});
+}
+
+// What rank 0 gives; valid until the next call.
+ConstBytes StepChannel::given(int64_t n_bytes) {
+  replies_.resize(n_bytes);
+  group_.broadcast(replies_, 0);
+  return replies_;
 }
 
 void StepChannel::end() {
@@ -145,6 +156,12 @@ bool StepChannel::obey(const StepMessage& message) {
       break;
     case StepOrder::Kind::kCopyPage:
       runner.copy_page(cache, order.replica, order.copy);
+      return true;
+    case StepOrder::Kind::kReadPage:
+      reply(runner.own_keys(cache, order.replica, order.page));
+      return true;
+    case StepOrder::Kind::kWritePage:
+      runner.write_own_keys(cache, order.replica, order.page, given(runner.key_bytes(cache)));
       return true;
     case StepOrder::Kind::kVocabulary:
       runner.set_vocabulary(message.vocabulary);

@@ -46,6 +46,11 @@ class StepChannel {
   Turn announce(const StepMessage& message);
   // Rank 0, in a turn: what the ranks have replied, one after another; n_bytes: [ranks].
   ConstBytes replies(std::span<const int64_t> n_bytes);
+  // The same into `out`, which has as many bytes.
+  void replies(std::span<const int64_t> n_bytes, Bytes out);
+  // Rank 0, in a turn: the ranks get these bytes, whose number all know, and which stay as they
+  // are.
+  void give(Bytes bytes) { group_.broadcast(bytes, 0); }
   // Rank 0: the other ranks return from follow(). A second call does nothing.
   void end();
   // Other ranks: repeat the steps of rank 0 until end(). Throws what a step throws, and GroupError
@@ -63,6 +68,7 @@ class StepChannel {
   std::span<const int32_t> receive();
   bool obey(const StepMessage& message);
   void reply(ConstBytes bytes);
+  ConstBytes given(int64_t n_bytes);
 
   Group& group_;
   const OnLost on_lost_;
@@ -71,7 +77,7 @@ class StepChannel {
   std::vector<Model> models_;
   std::vector<int32_t> message_;
   StepMessageReader reader_;
-  std::vector<std::byte> replies_;
+  std::vector<std::byte> replies_;  // of the others, or what rank 0 gives
 
   std::mutex mutex_;  // held while a step is computed; guards message_ and what is below
   std::condition_variable ended_changed_;

@@ -29,6 +29,8 @@ struct StepOrder {
     kForwardInFlight,
     kDraft,
     kCopyPage,
+    kReadPage,
+    kWritePage,
     kVocabulary,
     kLogits,
     kExpertUses,
@@ -43,8 +45,9 @@ struct StepOrder {
   int32_t model = 0;
   int32_t module = 0;                            // of kDraft
   HiddenStates states = HiddenStates::kOfModel;  // of kDraft
-  int32_t replica = 0;                           // of kCopyPage
+  int32_t replica = 0;                           // of kCopyPage, kReadPage, kWritePage
   PageCopy copy = {};                            // of kCopyPage
+  int32_t page = 0;                              // of kReadPage, kWritePage
   int32_t micro_batches = 1;                     // of kForward, kForwardInFlight
 };
 

@@ -48,19 +48,22 @@ bool all_of(std::span<const Batch> replicas, Is is) {
 }  // namespace
 
 StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form,
-                       BackboneGrid grid, int rank)
+                       const PlaceInGrid& place)
     : parts_(parts),
       limits_(limits),
       model_({parts.config, parts.weights, parts.device, parts.ops, parts.experts,
-              grid.replica_of(rank), grid.n_replicas},
+              place.grid.replica_of(place.rank), place.grid.n_replicas},
              limits, form),
-      grid_(grid),
-      rank_(rank),
-      pipeline_(grid, limits.max_tokens),
-      in_flight_(grid, grid.stage_of(rank)),
+      grid_(place.grid),
+      rank_(place.rank),
+      stages_(place.stages),
+      pipeline_(grid_, limits.max_tokens),
+      in_flight_(grid_, grid_.stage_of(rank_)),
       divider_(limits.max_tokens),
-      move_status_(grid.n_ranks()),
-      reply_bytes_(grid.n_ranks()) {}
+      move_status_(grid_.n_ranks()),
+      reply_bytes_(grid_.n_ranks()) {
+  check(grid_.n_stages == 1 || std::ssize(stages_) == grid_.n_stages, "the layers of each stage");
+}
 
 void StepRunner::forward(std::span<const Batch> replicas, KvCache& cache) {
   announce_and_compute(StepOrder::Kind::kForward, replicas, cache);
@@ -180,27 +183,76 @@ void StepRunner::copy_page(KvCache& cache, int replica, const PageCopy& copy) {
 }
 
 int64_t StepRunner::key_bytes(const KvCache& cache) const {
-  int64_t bytes = 0;
-  cache.for_each_piece(0, config().n_layers,
-                       [&](std::span<std::byte> piece) { bytes += std::ssize(piece); });
-  return bytes;
+  const Slice last = keys_of_stage(cache, grid_.n_stages - 1);
+  return last.first + last.n;
 }
 
-void StepRunner::read_page(const KvCache& cache, int32_t page, std::span<std::byte> keys) {
-  check(grid_.n_ranks() == 1 && std::ssize(keys) == key_bytes(cache), "a page of one rank");
+Slice StepRunner::keys_of_stage(const KvCache& cache, int stage) const {
+  const StageLayers layers = grid_.n_stages > 1 ? stages_[stage] : Slice{0, config().n_layers};
+  const DType type = cache.layer(model_.main_layers().first).dtype;
+  const auto bytes_before = [&](int64_t layer) {
+    return kPageSize * kv_bytes_per_token(config(), type, 0, static_cast<int>(layer) - 1);
+  };
+  const int64_t first = bytes_before(layers.first);
+  return {first, bytes_before(layers.first + layers.n) - first};
+}
+
+void StepRunner::read_page(const KvCache& cache, int replica, int32_t page, Bytes keys) {
+  check(rank_ == 0 && std::ssize(keys) == key_bytes(cache), "rank 0 reads whole pages");
+  const bool is_here = replica == 0;
+  const int64_t n_here = is_here ? keys_of_stage(cache, 0).n : 0;
+  StepChannel::Turn turn;
+  const bool is_elsewhere = n_here < std::ssize(keys);
+  if (is_elsewhere)
+    turn = announced(
+        {.order = {.kind = StepOrder::Kind::kReadPage, .replica = replica, .page = page}});
+  if (is_here) copy_own_keys(cache, page, keys.first(n_here));
+  if (!is_elsewhere) return;
+  check(channel_ != nullptr, "other ranks reply over a channel");
+  std::vector<int64_t> n_bytes(grid_.n_ranks());
+  for (int stage = is_here ? 1 : 0; stage < grid_.n_stages; ++stage)
+    n_bytes[grid_.first_rank(stage, replica)] = keys_of_stage(cache, stage).n;
+  channel_->replies(n_bytes, keys.subspan(n_here));
+}
+
+ConstBytes StepRunner::own_keys(const KvCache& cache, int replica, int32_t page) {
+  const int stage = grid_.stage_of(rank_);
+  if (rank_ != grid_.first_rank(stage, replica)) return {};
+  reply_.resize(keys_of_stage(cache, stage).n);
+  copy_own_keys(cache, page, reply_);
+  return reply_;
+}
+
+void StepRunner::copy_own_keys(const KvCache& cache, int32_t page, Bytes out) {
   cache.for_each_piece(page, config().n_layers, [&](std::span<std::byte> piece) {
-    parts_.device.copy(piece.data(), std::ssize(piece), keys.data());
-    keys = keys.subspan(piece.size());
+    parts_.device.copy(piece.data(), std::ssize(piece), out.data());
+    out = out.subspan(piece.size());
   });
+  check(out.empty(), "the keys of this rank's layers");
   parts_.device.wait();
 }
 
-void StepRunner::write_page(const KvCache& cache, int32_t page, ConstBytes keys) {
-  check(grid_.n_ranks() == 1 && std::ssize(keys) == key_bytes(cache), "a page of one rank");
+void StepRunner::write_page(const KvCache& cache, int replica, int32_t page, Bytes keys) {
+  check(rank_ == 0 && std::ssize(keys) == key_bytes(cache), "rank 0 writes whole pages");
+  StepChannel::Turn turn;
+  if (replica > 0 || grid_.tp > 1 || grid_.n_stages > 1) {
+    turn = announced(
+        {.order = {.kind = StepOrder::Kind::kWritePage, .replica = replica, .page = page}});
+    check(channel_ != nullptr, "other ranks get keys over a channel");
+    channel_->give(keys);
+  }
+  write_own_keys(cache, replica, page, keys);
+}
+
+void StepRunner::write_own_keys(const KvCache& cache, int replica, int32_t page, ConstBytes keys) {
+  if (grid_.replica_of(rank_) != replica) return;
+  const Slice own = keys_of_stage(cache, grid_.stage_of(rank_));
+  keys = keys.subspan(own.first, own.n);
   cache.for_each_piece(page, config().n_layers, [&](std::span<std::byte> piece) {
     parts_.device.copy(keys.data(), std::ssize(piece), piece.data());
     keys = keys.subspan(piece.size());
   });
+  check(keys.empty(), "the keys of this rank's layers");
   parts_.device.wait();  // the caller's memory may go away
 }
 

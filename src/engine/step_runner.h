@@ -15,11 +15,17 @@
 
 namespace tandem {
 
+// A rank among those of a model.
+struct PlaceInGrid {
+  BackboneGrid grid = {};
+  int rank = 0;
+  std::vector<StageLayers> stages = {};  // [stages]; empty: there is one
+};
+
 class StepRunner {
  public:
-  // `rank`: this one among those of the grid.
-  StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form, BackboneGrid grid = {},
-             int rank = 0);
+  StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form,
+             const PlaceInGrid& place = {});
 
   // Fills the cache for every token of a step and computes one row of logits() for each of its
   // logit_rows; [replicas], of which this rank computes its own. One that has nothing to compute
@@ -55,11 +61,18 @@ class StepRunner {
   // Copies a page of a replica's cache; later steps see its result.
   void copy_page(KvCache& cache, int replica, const PageCopy& copy);
 
-  // The keys of a page of the cache in the model's layers, without those for multi-token
-  // prediction, in the order of for_each_piece(), after the steps before. Where there is one rank.
+  // The keys of a page of a replica's cache in the layers of all stages, without those for
+  // multi-token prediction: [layers][planes][page's bytes], after the steps before. All ranks of a
+  // replica in a stage have the same keys of its layers: one of them is read, and all are written.
   int64_t key_bytes(const KvCache& cache) const;  // of a page
-  void read_page(const KvCache& cache, int32_t page, std::span<std::byte> keys);
-  void write_page(const KvCache& cache, int32_t page, ConstBytes keys);
+  // Called on rank 0, between steps. Writing leaves `keys` as they are.
+  void read_page(const KvCache& cache, int replica, int32_t page, Bytes keys);
+  void write_page(const KvCache& cache, int replica, int32_t page, Bytes keys);
+  // What read_page() wants of this rank; empty if another one has it too and replies. Valid until
+  // the next call.
+  ConstBytes own_keys(const KvCache& cache, int replica, int32_t page);
+  // Writes this rank's part of `keys`, key_bytes() of them, if it belongs to the replica.
+  void write_own_keys(const KvCache& cache, int replica, int32_t page, ConstBytes keys);
 
   // Which tokens read_logits() draws from now on.
   void set_vocabulary(const DrawnVocabulary& vocabulary);
@@ -123,6 +136,9 @@ class StepRunner {
     KvCache& cache;
   };
   StepChannel::Turn announced(StepMessage message) const;
+  // Where a stage's keys are among those of a page, in bytes.
+  Slice keys_of_stage(const KvCache& cache, int stage) const;
+  void copy_own_keys(const KvCache& cache, int32_t page, Bytes out);
   template <class BytesOf>
   ConstBytes replies(BytesOf bytes_of) const;
   void announce_and_compute(StepOrder::Kind kind, std::span<const Batch> replicas, KvCache& cache);
@@ -150,6 +166,7 @@ class StepRunner {
   int number_ = 0;                  // of this model in the channel
   const BackboneGrid grid_;
   const int rank_;
+  const std::vector<StageLayers> stages_;  // [stages]
   Pipeline pipeline_;
   StageQueue in_flight_;
   MicroBatchDivider divider_;

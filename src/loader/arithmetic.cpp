@@ -25,6 +25,18 @@ std::string formats_text(const ExpertsLayout& layout, const ModelConfig& config)
   return text;
 }
 
+// FNV-1a of the ranks of every expert.
+uint64_t checksum(const ExpertOwners& owners) {
+  uint64_t sum = 0xcbf29ce484222325;
+  const auto add = [&sum](int n) { sum = (sum ^ static_cast<uint64_t>(n)) * 0x100000001b3; };
+  for (int layer = 0; layer < owners.n_layers(); ++layer)
+    for (int expert = 0; expert < owners.n_experts(); ++expert) {
+      for (const int rank : owners.ranks(layer, expert)) add(rank + 1);
+      add(0);
+    }
+  return sum;
+}
+
 }  // namespace
 
 std::string arithmetic_text(const cpu::KernelTable& kernels, const ExpertsLayout& layout,
@@ -45,6 +57,21 @@ std::string arithmetic_of_workers(const AskedWorkers& asked) {
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
   return fmt::format("{}", fmt::join(all, ", "));
+}
+
+std::string arithmetic_of_ranks(const SumsOfRanks& sums) {
+  const auto& [grid, owners, has_slices, ways, ways_decide] = sums;
+  std::string text;
+  if (grid.tp > 1) text += fmt::format(", backbone divided by {} ranks", grid.tp);
+  if (grid.n_of_stage() == 1) return text;
+  if (has_slices)
+    text += fmt::format(", columns of experts by {}", grid.n_of_stage());
+  else
+    text += fmt::format(", experts by {} (division {:016x}{})", grid.n_of_stage(), checksum(owners),
+                        owners.has_replicas() ? fmt::format(", {}", name_of(owners.choice())) : "");
+  if (!ways.empty()) text += ", whose rows travel";
+  if (!ways.empty() && ways_decide) text += " for " + ways;
+  return text;
 }
 
 }  // namespace tandem

@@ -146,6 +146,11 @@ constexpr std::chrono::seconds kGpuPatience(12);
   end_rank(1);
 }
 
+PlaceInGrid place_in_grid(const ModelOptions& options, const ExecutedParts& parts) {
+  const Group* const group = options.ranks.group;
+  return {parts.grid, group ? group->rank() : 0, parts.stages};
+}
+
 int64_t n_experts_on_gpu(const GpuParts& parts) {
   int64_t n = 0;
   for (const std::vector<bool>& layer : parts.experts)
@@ -281,6 +286,19 @@ std::string LoadedModel::arithmetic_of(const Decision& decision) const {
         (gpu_ ? ", " : "") + arithmetic_text(kernels_, decision.parts.experts, weights_, config_);
   if (provider_) text += ", dense products by " + dense_products_;
   if (decision.rows == ExpertRows::kFp8) text += ", rows of experts in FP8";
+  if (owners_ && !replica_experts_) {  // else each rank adds up what workers have
+    const std::string ways = exchanged_experts_ ? exchanged_experts_->modes()
+                             : gpu_             ? gpu_->ways_of_rows()
+                                                : "";
+    const BackboneGrid grid = decision.parts.grid;
+    text += arithmetic_of_ranks(
+        {.grid = grid,
+         .owners = *owners_,
+         .has_slices = decision.parts.gpu && decision.parts.gpu->expert_columns.has_value(),
+         .ways = ways,
+         .ways_decide = decision.rows == ExpertRows::kFp8 ||
+                        hosts_of_stage(host_of_rank_, grid, 0).has_two_levels()});
+  }
   if (asked_workers_) text += ", workers with " + arithmetic_of_workers(*asked_workers_);
   return text;
 }
@@ -373,8 +391,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   if (options.record_routing) gpu_->record_routing();  // all ids, also those of other ranks
   model_ = std::make_unique<StepRunner>(
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
-      decision.limits, options.attention, parts.grid,
-      options.ranks.group ? options.ranks.group->rank() : 0);
+      decision.limits, options.attention, place_in_grid(options, parts));
   const StageLayers stage = decision.stage();
   const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type, stage);
   cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
@@ -438,8 +455,8 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
     experts.observe(recorder_.get());
   }
   model_ = std::make_unique<StepRunner>(ModelParts{config_, weights_, *device_, *ops_, experts},
-                                        decision.limits, options.attention, grid,
-                                        options.ranks.group ? options.ranks.group->rank() : 0);
+                                        decision.limits, options.attention,
+                                        place_in_grid(options, decision.parts));
   const DType type = decision.parts.kv_type;
   const StageLayers stage = decision.stage();
   const int64_t n_tokens = kv_tokens(options, config_, context_, type);

@@ -24,8 +24,10 @@ struct BackboneGrid {
   int stage_of(int rank) const { return rank / n_of_stage(); }
   int in_stage(int rank) const { return rank % n_of_stage(); }  // its number there
   int replica_of(int rank) const { return in_stage(rank) / tp; }
+  // The first of a replica's ranks in a stage, which replies for them.
+  int first_rank(int stage, int replica) const { return stage * n_of_stage() + replica * tp; }
   // The rank that has the logits of a replica and replies for it.
-  int rank_of_logits(int replica) const { return (n_stages - 1) * n_of_stage() + replica * tp; }
+  int rank_of_logits(int replica) const { return first_rank(n_stages - 1, replica); }
   // The number of a rank among those of its replica.
   int part_of(int rank) const { return rank % tp; }
   // All ranks of a replica have its n tokens. These are the ones that `rank` sends to others.

@@ -21,6 +21,13 @@ class Replicas {
   // cache. Of equal ones, the one with the fewest sequences.
   void add(SequenceId id, std::vector<int32_t> prompt, int n_scored);
   void remove(SequenceId id);
+  // The replica on which add() would now add a sequence.
+  int best_for(std::span<const int32_t> prompt) const;
+  // A sequence will be added on this replica, once the keys of its prompt have come; until then it
+  // counts as one that has a token to compute.
+  void expect(SequenceId id, int replica);
+  void dismiss(SequenceId id);  // it is not expected any more
+  int expected_on(SequenceId id) const { return expected_.at(id); }
   int replica_of(SequenceId id) const { return replica_of_.at(id); }
   // The scheduler that has the sequence.
   Scheduler& of(SequenceId id) { return schedulers_[replica_of(id)]; }
@@ -33,10 +40,9 @@ class Replicas {
   Scheduler::Counts counts() const;  // of all replicas together
 
  private:
-  int least_busy(std::span<const int32_t> prompt) const;
-
   std::vector<Scheduler> schedulers_;
-  std::unordered_map<SequenceId, int> replica_of_;
+  std::unordered_map<SequenceId, int> replica_of_, expected_;
+  std::vector<int> n_expected_;  // [replicas]
 };
 
 }  // namespace tandem

@@ -148,6 +148,8 @@ MUTANTS = [
     ("servers: keys of short prompts are fetched", "offload/servers/server_roles.cpp", [("if (paged < kPrefillFrom)", "if (paged < 1)")]),
     ("servers: ranks get roles", "offload/servers/server_roles.cpp", [("return machine.hosts == 1 && n_devices <= 1;", "return true;")]),
     ("servers: one size of chunks", "offload/servers/server_roles.cpp", [("if (better(other.speed, best.speed)) best = std::move(other);", "if (chunk == 512) best = std::move(other);")]),
+    ("servers: a server's hosts are those of the one before", "offload/servers/server_roles.cpp", [("s.first_host + i * s.n_hosts", "s.first_host + i")]),
+    ("servers: a placement that no options describe gets commands", "offload/servers/server_roles.cpp", [("if (!ranks.contains(owner)) return false;", "if (ranks.empty()) return false;")]),
     ("servers: the router is asked for prefill servers", "offload/servers/server_roles.cpp", [("if (s.role == ServerRole::kPrefill)\n      prefill.push_back", "if (s.role != ServerRole::kDecode)\n      prefill.push_back")]),
     ("simulated servers: networks carry all at once", "offload/simulation/arrivals.cpp", [("std::max({now_, sender, receiver})", "now_")]),
     ("simulated servers: the router takes turns", "offload/simulation/arrivals.cpp", [("if (!best || of_this < least)", "if (!best)")]),
