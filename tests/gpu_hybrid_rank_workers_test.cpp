@@ -169,7 +169,7 @@ TEST(GpuRanksWithWorkers, AreRefused) {
   options.micro_batches = 2;
   EXPECT_TRUE(
       says(refusal_of_ranks(2, [&](int) { return options; }),
-           "--micro-batches 2: rows travel only to workers (--workers, on GPUs of one rank)"));
+           "--micro-batches 2: rows travel only to workers (--workers, on GPUs with a whole backbone)"));
 }
 
 }  // namespace
