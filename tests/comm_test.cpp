@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "comm/agreement.h"
@@ -401,6 +402,50 @@ TEST(Heartbeat, AllMayLeave) {
         group, [](const GroupError& e) { ADD_FAILURE() << e.what(); }, {},
         std::chrono::seconds(60));
     group.barrier();
+  });
+}
+
+// Each rank tells what it has at that time, and hears of all; one may be silent.
+TEST(Heartbeat, RanksTellEachOther) {
+  run_local_ranks({.n = 3}, [](Group& group) {
+    std::mutex mutex;
+    std::vector<std::string> heard;
+    std::atomic<int> n_told{0};
+    Heartbeat heartbeat(
+        group, [](const GroupError& e) { ADD_FAILURE() << e.what(); }, {}, kBeat);
+    EXPECT_FALSE(heartbeat.goes_on_in_steps());
+    heartbeat.go_on_in_steps();
+    EXPECT_TRUE(heartbeat.goes_on_in_steps());
+    const auto mine = [&] {
+      return std::string(1000 * group.rank(), 'a') + std::to_string(++n_told);
+    };
+    const auto of_ranks = [&](std::span<const std::string> all) {
+      const std::lock_guard lock(mutex);
+      heard.assign(all.begin(), all.end());
+    };
+    if (group.rank() != 1) {
+      EXPECT_TRUE(heartbeat.tell(&heard, {mine, of_ranks}));
+      EXPECT_FALSE(heartbeat.tell(&mutex, {mine, of_ranks})) << "one tells";
+      for (int i = 0; i < 1000; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        const std::lock_guard lock(mutex);
+        if (heard.size() == 3 && heard[0] > "3" && heard[2].size() > 2000) break;
+      }
+      const std::lock_guard lock(mutex);
+      ASSERT_EQ(heard.size(), 3u);
+      EXPECT_GT(heard[0], "3");
+      EXPECT_EQ(heard[1], "");
+      EXPECT_EQ(heard[2].substr(0, 2000), std::string(2000, 'a'));
+    }
+    heartbeat.forget(&mutex);
+    const int before = n_told;
+    std::this_thread::sleep_for(10 * kBeat);
+    EXPECT_EQ(n_told > before, group.rank() != 1) << "another's are not forgotten";
+    heartbeat.forget(&heard);
+    const int last = n_told;
+    std::this_thread::sleep_for(5 * kBeat);
+    EXPECT_EQ(n_told, last);
+    heartbeat.end();
   });
 }
 

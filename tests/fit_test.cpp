@@ -75,6 +75,19 @@ TEST_F(Fit, OneByteLessLeavesExpertsToTheCpu) {
   EXPECT_EQ(fitted(whole() - 1).parts.stream_from_tokens, 0);
 }
 
+// The memory of the others stays free: sequences have as much as before.
+TEST_F(Fit, AtMostAsManyExpertsAsAreAskedFor) {
+  request_.kv_fraction = 0.5;
+  request_.max_kv_tokens = 1 << 20;
+  const GpuShare all = fitted(whole() - 1);
+  for (const int64_t most : {int64_t{0}, int64_t{100}, n_on_gpu(all.parts), int64_t{1} << 40}) {
+    request_.most_on_gpu = most;
+    const GpuShare share = fitted(whole() - 1);
+    EXPECT_EQ(n_on_gpu(share.parts), std::min(most, n_on_gpu(all.parts)));
+    EXPECT_EQ(share.kv_tokens, all.kv_tokens);
+  }
+}
+
 // As many experts as the memory has room for; none are left out and none are too many.
 TEST_F(Fit, ExpertsFillTheMemory) {
   const int64_t none = whole() - n_experts_ * kExpert + kHybrid;

@@ -55,7 +55,7 @@ foreach(source ${gpu_tests})
                                                     TIMEOUT ${seconds} COST ${cost} LABELS long)
   endif()
   # These count operations of the emulator, or have ranks that share a GPU, which NCCL refuses.
-  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test|(gpu_engine_(ranks|exchanged|hosts)|gpu_hybrid_rank_workers)_test")
+  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test|(gpu_engine_(ranks|exchanged|hosts)|gpu_hybrid_(rank|replica)_workers)_test")
     get_filename_component(file ${source} NAME)
     if(file MATCHES "cu$")
       configure_file(${source} ${CMAKE_BINARY_DIR}/cuda/${file} COPYONLY)
@@ -95,6 +95,9 @@ if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
                                               $<TARGET_FILE:tandem_emulated>)
   set_tests_properties(gpu_workers_test gpu_worker_moves_test PROPERTIES LABELS long TIMEOUT ${seconds} COST 20)
   if(NOT TANDEM_SANITIZE)  # sanitizers do not know what MPI does
+    add_test(NAME gpu_replica_workers_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_replica_workers_test.py
+                                                   $<TARGET_FILE:tandem_emulated>)
+    set_tests_properties(gpu_replica_workers_test PROPERTIES LABELS long SKIP_RETURN_CODE 77 TIMEOUT ${seconds} COST 40)
     add_test(NAME gpu_ranks_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py
                                          $<TARGET_FILE:tandem_emulated> GpuRanks)
     add_test(NAME gpu_ranks_lost_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py

@@ -167,9 +167,9 @@ TEST(GpuRanksWithWorkers, AreRefused) {
   }
   const LimitedGpuMemory memory(bytes_for_two_ranks(tiny_r1(DeviceChoice::kCuda), 20'000));
   options.micro_batches = 2;
-  EXPECT_TRUE(
-      says(refusal_of_ranks(2, [&](int) { return options; }),
-           "--micro-batches 2: rows travel only to workers (--workers, on GPUs of one rank)"));
+  EXPECT_TRUE(says(
+      refusal_of_ranks(2, [&](int) { return options; }),
+      "--micro-batches 2: rows travel only to workers (--workers, on GPUs with a whole backbone)"));
 }
 
 }  // namespace

@@ -145,6 +145,48 @@ inline void expect_answers_after_failed_steps(ModelOptions options,
   client.join();
 }
 
+// The same of two replicas, which have links of their own to a worker with these experts.
+inline void expect_replicas_answer_after_failed_steps(
+    ModelOptions options, const std::string& experts,
+    const std::vector<std::vector<int32_t>>& want) {
+  const LoadedExpertsOptions of_worker = served(kTinyR1, experts);
+  auto worker = std::make_unique<WorkerThread>(of_worker);
+  const std::string address = worker->address();
+  options.n_replicas = 2;
+  options.workers.addresses = {address};
+  options.workers.patience = std::chrono::milliseconds(300);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  const std::vector<Request> requests =
+      questions(kTinyR1, tokenizer, static_cast<int>(want.size()));
+  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
+    LoadedModel loaded(of_rank);
+    Engine engine = engine_for(loaded, tokenizer);
+    std::thread client([&] {
+      EXPECT_EQ(ask_all(engine, requests).tokens, want);
+      for (int round = 0; round < 2; ++round) {
+        worker.reset();
+        const AllAnswers failed = ask_all(engine, requests);
+        for (const std::string& error : failed.errors)
+          EXPECT_TRUE(says(
+              error, fmt::format("experts {} have had no worker for 0.3 s: {}", experts, address)))
+              << error;
+        worker =
+            std::make_unique<WorkerThread>(of_worker, ExpertServer::Options{.address = address});
+        // Both ranks connect twice a second; an answer tells when they have.
+        AllAnswers last = ask_all(engine, requests);
+        for (int i = 0; i < 100 && last.tokens != want; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          last = ask_all(engine, requests);
+        }
+        EXPECT_EQ(last.tokens, want);
+      }
+      engine.stop();
+    });
+    engine.run();
+    client.join();
+  });
+}
+
 // Does `work` while one of two workers after the other ends and is back, as `options` say, and
 // then stays for long enough to be used.
 template <class Work>

@@ -1,19 +1,23 @@
-"""Two ranks that divide a backbone, and expert workers, as processes: what workers_test.py does with one backbone, ranks that
-are lost beside workers, and what is refused.
+"""Two ranks that divide a backbone or have replicas of it, and expert workers, as processes: what workers_test.py does with
+one backbone, ranks that are lost beside workers, and what is refused.
 
     python3 tests/worker_ranks_processes_test.py PATH_OF_TANDEM
 
 TANDEM_LONG_TEST=1 repeats the faults, and waits for workers longer than ranks wait for each other without workers.
 """
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -42,6 +46,47 @@ def ranks_of(server):
         except OSError:
             pass
     return [process for process in found if process != server.process.pid]
+
+
+def of_replicas(server, name, worker):
+    """A metric of the links of both replicas to a worker; None: it is not there."""
+    text = server.get("/metrics")[1]
+    found = [re.search(rf'^tandem:worker_{name}{{[^}}]*replica="{replica}",worker="{worker.address}"}} (\S+)$', text, re.M)
+             for replica in range(2)]
+    return [one and float(one[1]) for one in found]
+
+
+def are_up(server, worker):
+    return of_replicas(server, "up", worker) == [1, 1]
+
+
+class SlowPath:
+    """Stands between a server and a worker, whose answers come `seconds` after the last request."""
+
+    def __init__(self, worker):
+        self.worker, self.seconds, self.last_request = worker, 0, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            server = self.listener.accept()[0]
+            host, port = self.worker.address.split(":")
+            worker = socket.create_connection((host, int(port)))
+            for pair in ((server, worker, False), (worker, server, True)):
+                threading.Thread(target=self.pass_on, args=pair, daemon=True).start()
+
+    def pass_on(self, source, target, is_slow):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_slow:
+                    time.sleep(max(0, self.last_request + self.seconds - time.monotonic()))
+                else:
+                    self.last_request = time.monotonic()
+                target.sendall(data)
+        source.close()
+        target.close()
 
 
 class RanksWithWorkers(unittest.TestCase):
@@ -75,20 +120,25 @@ class RanksWithWorkers(unittest.TestCase):
         for worker in workers:
             worker.kill()
             streams.wait_for_more()
+            wait_for(lambda one=worker: of_replicas(server, "up", one) == [0, 0], "both replicas have lost it")
             worker.start()
-            wait_for(lambda one=worker: is_up(server, one), "the worker is up again")
-            time.sleep(1)  # the other rank connects twice a second too
+            wait_for(lambda one=worker: are_up(server, one), "the worker is up again")
+        streams.wait_for_more()
         for question, errors, text in streams.end():
             self.assertEqual((errors, text), ([], want[question]))
         for worker in workers:
+            wait_for(lambda one=worker: min(of_replicas(server, "requests_total", one)) > 0, "both replicas have asked it")
+            self.assertEqual(of_replicas(server, "experts", worker), [16, 16])
+            self.assertEqual(len(re.findall(r"(?m)^tandem:worker_up\{", server.get("/metrics")[1])), 4)
+        for worker in workers:  # nothing is computed
             worker.kill()
+            wait_for(lambda one=worker: of_replicas(server, "up", one) == [0, 0], "both replicas have lost it")
         status, answer = server.post("/v1/chat/completions", workers_test.chat(QUESTION))
         self.assertNotEqual(status, 200)
         self.assertIn("have had no worker for", json.dumps(answer))
         for worker in workers:
             worker.start()
-            wait_for(lambda one=worker: is_up(server, one), "the worker is up again")
-        time.sleep(1)
+            wait_for(lambda one=worker: are_up(server, one), "the worker is up again")
         for question in workers_test.QUESTIONS[:4]:
             self.assertEqual(text_of(server, question), want[question])
         self.assertEqual(server.stop(), 0)
@@ -108,6 +158,35 @@ class RanksWithWorkers(unittest.TestCase):
                 other = server_of([worker])
                 self.assertEqual(text_of(other, QUESTION), want)
                 self.assertEqual(other.stop(), 0)
+        self.assertEqual(worker.stop(), 0)
+
+    def lost_after(self, ranks, server, lost):
+        """Seconds after which all have ended once a rank was stopped."""
+        os.kill(ranks[lost], signal.SIGSTOP)
+        begin = time.monotonic()
+        self.assertNotEqual(server.process.wait(timeout=60), 0)
+        wait_for(lambda: not any(map(is_alive, ranks)), "all ranks have ended")
+        return time.monotonic() - begin
+
+    def test_a_replica_that_is_stopped_is_lost_and_one_that_computes_for_long_is_not(self):
+        """A step takes longer than ranks wait for each other. Then a rank is stopped in another one, and in an idle server."""
+        worker = Worker("4-11")
+        for lost, is_idle in ((1, False), (0, False), (1, True), (0, True)) if ROUNDS > 1 else ((1, False), (0, True)):
+            with self.subTest(lost=lost, is_idle=is_idle), concurrent.futures.ThreadPoolExecutor(2) as pool:
+                path = SlowPath(worker)
+                server = Server("--workers", path.address, "--threads", "1", "--dp", "2", "--worker-deadline", "60000",
+                                "--draft", "off").wait_ready()
+                want = server.ok("/v1/completions", {"prompt": "1 2", "max_tokens": 1, "temperature": 0})["choices"]
+                if not is_idle:
+                    path.seconds = 12  # each of two layers
+                    begin = time.monotonic()
+                    got = server.ok("/v1/completions", {"prompt": "1 2", "max_tokens": 1, "temperature": 0})["choices"]
+                    self.assertEqual(got, want)
+                    self.assertGreater(time.monotonic() - begin, 22)
+                    pool.submit(server.post, "/v1/completions", {"prompt": "3 4", "max_tokens": 1})
+                    time.sleep(1)
+                ranks = sorted(ranks_of(server))
+                self.assertLess(self.lost_after(ranks, server, lost), 30)
         self.assertEqual(worker.stop(), 0)
 
     @unittest.skipIf(ROUNDS == 1, "takes half a minute")
@@ -141,9 +220,7 @@ class RanksWithWorkers(unittest.TestCase):
         worker = Worker("0-7")
         beside = ["--workers", worker.address]
         for arguments, said in (
-                ([*beside, "--dp", "2"], "--workers and --dp: no worker has experts 8-15"),
                 ([*beside, "--pp", "2"], "--workers and --pp 2: pipeline stages have no workers"),
-                ([*beside, "--dp", "2", "--device", "cuda"], "--workers, --dp 2 and --device cuda"),
                 ([*beside, "--ranks", "2", "--tp", "1"], "or with --dp 2 where each has a replica"),
                 ([*beside, "--ranks", "2", "--placement", "p.json"], "--workers and --placement p.json: several ranks do not use"),
                 ([*beside, "--ranks", "2", "--ep-dispatch", "gather"], "--ep-dispatch gather: ranks with workers exchange no rows"),
@@ -161,7 +238,7 @@ class RanksWithWorkers(unittest.TestCase):
         self.assertEqual(worker.stop(), 0)
 
 
-def main():
+def main(module="__main__"):
     if not LAUNCHERS:
         print("skipped: no MPI launcher is installed")
         return 77
@@ -173,7 +250,7 @@ def main():
         launcher.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec {shutil.which(LAUNCHERS[0])} "$@"\n', encoding="utf-8")
         launcher.chmod(0o755)
         os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", TMPDIR=folder, OMPI_MCA_btl_vader_backing_directory=folder)
-        return 0 if unittest.main(argv=sys.argv[:1] + sys.argv[2:], exit=False).result.wasSuccessful() else 1
+        return 0 if unittest.main(module, argv=sys.argv[:1] + sys.argv[2:], exit=False).result.wasSuccessful() else 1
 
 
 if __name__ == "__main__":

@@ -93,6 +93,127 @@ TEST(ReplicasWithWorkers, AllLearnThatAStepHasFailedOnOne) {
   }
 }
 
+// The pool of a GPU goes on with a step that has failed, and says so when it ends: the same holds.
+TEST(ReplicasWithWorkers, AllLearnThatAStepHasFailedAtItsEnd) {
+  struct FailingAtTheEnd final : ExpertPool {
+    bool fails = false;
+    int n_followed = 0;
+    void add_to(Ticket, TensorView) override {}
+    void follow(LayerRange, const MicroBatches&) override { ++n_followed; }
+    void end_step(LayerRange, const MicroBatches&) override {
+      if (fails) throw StepFailed("it has failed before");
+    }
+    Ticket start(const ExpertBatch&) override { return 0; }
+  };
+  run_local_ranks({2}, [](Group& group) {
+    FailingAtTheEnd mine;
+    ReplicaExperts pool(group, mine);
+    for (const bool fails : {true, false}) {
+      mine.fails = fails && group.rank() == 1;
+      const bool has_tokens = (group.rank() == 1) == fails;
+      const int32_t token = 0;
+      const Batch batch = {std::span(&token, has_tokens ? 1 : 0), {}, {}, {}};
+      pool.begin_step({}, 1);
+      pool.follow({}, {{batch}, 1});
+      EXPECT_EQ(error_of([&] { pool.end_step({}, {}); }),
+                fails && group.rank() == 0 ? "it has failed before" : "no error");
+    }
+    EXPECT_EQ(mine.n_followed, 1) << "only with tokens";
+  });
+}
+
+// A step that stands still has no events; between steps there is no work, however long others
+// compute.
+TEST(ReplicasWithWorkers, SayThatAStepGetsOn) {
+  run_local_ranks({2}, [](Group& group) {
+    CountingPool workers;
+    ReplicaExperts pool(group, workers);
+    EXPECT_FALSE(pool.progress().has_work);
+    pool.begin_step({}, 1);
+    uint64_t events = pool.progress().events;
+    EXPECT_TRUE(pool.progress().has_work);
+    float y = 0;
+    const TensorView rows = {&y, 1, 1, 1};
+    for (const int layer : {1, 2}) {
+      const Ticket ticket = pool.submit({.layer = layer, .x = rows, .routing = {}});
+      EXPECT_NE(std::exchange(events, pool.progress().events), pool.progress().events);
+      pool.add_to(ticket, rows);
+      EXPECT_NE(std::exchange(events, pool.progress().events), pool.progress().events);
+    }
+    EXPECT_TRUE(pool.progress().has_work);
+    if (group.rank() == 0) {
+      std::thread other([&] {
+        for (int i = 0; i < 1000 && pool.progress().has_work; ++i)
+          std::this_thread::sleep_for(milliseconds(5));
+        EXPECT_FALSE(pool.progress().has_work) << "it waits for the other rank";
+        std::this_thread::sleep_for(milliseconds(50));
+      });
+      pool.end_step({}, {});
+      other.join();
+    } else {
+      std::this_thread::sleep_for(milliseconds(300));
+      EXPECT_TRUE(pool.progress().has_work);
+      pool.end_step({}, {});
+    }
+  });
+}
+
+WorkerStatus status_of(const std::string& address, int64_t n) {
+  return {.address = address,
+          .is_up = n % 2 == 0,
+          .has_joined = n % 3 == 0,
+          .is_standby = n % 5 == 0,
+          .n_experts = n,
+          .n_on_gpu = n + 1,
+          .is_loading = n % 7 == 0,
+          .n_requests = n + 2,
+          .n_failures = n + 3,
+          .seconds = 0.5 * static_cast<double>(n)};
+}
+
+// Ranks may have different numbers of links.
+TEST(ReplicasWithWorkers, TellOfTheirLinks) {
+  struct Linked final : ExpertPool {
+    std::vector<WorkerStatus> links;
+    void add_to(Ticket, TensorView) override {}
+    std::vector<WorkerStatus> workers() const override { return links; }
+    Ticket start(const ExpertBatch&) override { return 0; }
+  };
+  run_local_ranks({3}, [](Group& group) {
+    const auto links_of = [](int rank) {
+      std::vector<WorkerStatus> links;
+      for (int i = 0; i <= rank; ++i)
+        links.push_back(status_of(std::string(100 * (rank + i), 'h') + ":1", 10 * rank + i));
+      return links;
+    };
+    Linked mine;
+    mine.links = links_of(group.rank());
+    ReplicaExperts pool(group, mine);
+    EXPECT_EQ(pool.workers().size(), mine.links.size()) << "nothing was heard";
+    std::vector<std::string> told(3);
+    for (int rank = 0; rank < 3; ++rank) {
+      Linked other;
+      other.links = links_of(rank);
+      told[rank] = rank == group.rank() ? "own" : ReplicaExperts(group, other).told();
+    }
+    for (int round = 0; round < 2; ++round) {
+      pool.hear(told);
+      const std::vector<WorkerStatus> all = pool.workers();
+      ASSERT_EQ(all.size(), 6u);
+      for (int rank = 0, at = 0; rank < 3; ++rank)
+        for (WorkerStatus want : links_of(rank)) {
+          want.replica = rank;
+          want.address.resize(
+              std::min<size_t>(want.address.size(), rank == group.rank() ? 500 : 263));
+          EXPECT_EQ(all[at++], want) << rank;
+        }
+    }
+    told[(group.rank() + 1) % 3].clear();
+    pool.hear(told);
+    EXPECT_EQ(pool.workers().size(), 6u - ((group.rank() + 1) % 3 + 1)) << "its links are gone";
+  });
+}
+
 // Several ranks may fail: the first one's error counts, and a long one is cut.
 TEST(ReplicasWithWorkers, TellTheFirstError) {
   struct Failing final : ExpertPool {
@@ -136,13 +257,14 @@ TEST(WorkersOfReplicas, AnswerWhoeverComputes) {
   }
 }
 
-// As many replicas as there are requests, also of experts that are divided among workers.
+// As many replicas as there are requests, also of experts that are divided among workers, and where
+// replicas compute those that no worker has.
 TEST(WorkersOfReplicas, GiveTheTokensOfOneProcess) {
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.attention = AttentionForm::kAbsorbed;
   const std::vector<std::vector<int32_t>> want = answers(options, 5);
-  for (const auto& division :
-       std::vector<std::vector<std::string>>{{"auto"}, {"0-7", "8-15"}, {"0-9", "4-15"}}) {
+  for (const auto& division : std::vector<std::vector<std::string>>{
+           {"auto"}, {"0-7", "8-15"}, {"0-9", "4-15"}, {"5-11"}}) {
     const Workers workers(served(kTinyR1, ""), division);
     for (const int n : {2, 3}) {
       ModelOptions mine = replicas(options, n);
@@ -158,56 +280,26 @@ TEST(WorkersOfReplicas, GiveTheTokensOfOneProcess) {
 TEST(WorkersOfReplicas, AnEngineGoesOnAfterAFailedStep) {
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.max_logits = 8;
-  const std::vector<std::vector<int32_t>> want = answers(options, 4);
-  auto worker = std::make_unique<WorkerThread>(served(kTinyR1, "auto"));
-  const std::string address = worker->address();
-  options = replicas(options, 2);
-  options.workers.addresses = {address};
-  options.workers.patience = milliseconds(300);
-  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
-  on_ranks_of_backbone(2, options, [&](const ModelOptions& of_rank) {
-    LoadedModel loaded(of_rank);
-    Engine engine = engine_for(loaded, tokenizer);
-    const std::vector<Request> requests = questions(kTinyR1, tokenizer, 4);
-    std::thread client([&] {
-      EXPECT_EQ(ask_all(engine, requests).tokens, want);
-      for (int round = 0; round < 2; ++round) {
-        worker.reset();
-        const AllAnswers failed = ask_all(engine, requests);
-        for (const std::string& error : failed.errors)
-          EXPECT_TRUE(says(error, "experts 0-15 have had no worker for 0.3 s: " + address));
-        worker = std::make_unique<WorkerThread>(served(kTinyR1, "auto"),
-                                                ExpertServer::Options{.address = address});
-        // Both ranks connect twice a second; an answer tells when they have.
-        AllAnswers last = ask_all(engine, requests);
-        for (int i = 0; i < 100 && last.tokens != want; ++i) {
-          std::this_thread::sleep_for(milliseconds(50));
-          last = ask_all(engine, requests);
-        }
-        EXPECT_EQ(last.tokens, want);
-      }
-      engine.stop();
-    });
-    engine.run();
-    client.join();
-  });
+  expect_replicas_answer_after_failed_steps(options, "0-15", answers(options, 4));
 }
 
-// A rank reads no expert.
+// A rank reads no expert that a worker has, and each of the others.
 TEST(WorkersOfReplicas, ReadTheBackbone) {
-  const Workers workers(served(kServedModel, ""), {"auto"});
-  const int64_t of_experts = LoadedExperts(served(kServedModel, "auto")).load_report().bytes;
-  const int64_t of_all =
-      LoadedModel({.directory = kServedModel, .context = 64}).load_report().bytes;
-  ModelOptions options = replicas({.directory = kServedModel, .context = 64}, 2);
-  options.workers.addresses = workers.addresses;
-  run_local_ranks({2}, [&](Group& group) {
-    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
-    const LoadedModel loaded(on_rank(options, group, &steps));
-    EXPECT_EQ(loaded.load_report().bytes, of_all - of_experts) << group.rank();
-    if (!steps.leads()) return steps.follow();
-    steps.end();
-  });
+  for (const char* experts : {"auto", "2-6"}) {
+    const Workers workers(served(kServedModel, ""), {experts});
+    const int64_t of_experts = LoadedExperts(served(kServedModel, experts)).load_report().bytes;
+    const int64_t of_all =
+        LoadedModel({.directory = kServedModel, .context = 64}).load_report().bytes;
+    ModelOptions options = replicas({.directory = kServedModel, .context = 64}, 2);
+    options.workers.addresses = workers.addresses;
+    run_local_ranks({2}, [&](Group& group) {
+      StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+      const LoadedModel loaded(on_rank(options, group, &steps));
+      EXPECT_EQ(loaded.load_report().bytes, of_all - of_experts) << group.rank();
+      if (!steps.leads()) return steps.follow();
+      steps.end();
+    });
+  }
 }
 
 // The same tokens as of one process. Which sequences share a step, and so what is drafted, differs.
@@ -269,17 +361,12 @@ TEST(WorkersOfReplicas, AreRefused) {
       return options;
     });
   };
-  EXPECT_EQ(with([&](ModelOptions& o, int) { o.workers.addresses = {some.address()}; }),
-            "--workers and --dp: no worker has experts 4-5,7, and replicas of the backbone with "
-            "workers have none: start workers with these experts too, or leave --dp out");
   EXPECT_EQ(with([&](ModelOptions& o, int) { o.n_replicas = 4; }),
             "--workers and --dp 4: each of the 2 ranks has a replica of the backbone and links to "
             "the workers: ask for --dp 2 without --tp, or leave --workers or --dp out");
   EXPECT_TRUE(says(with([&](ModelOptions& o, int) { o.tp = 2; }), "--workers and --dp 2: each of"));
   EXPECT_EQ(with([&](ModelOptions& o, int) { o.n_stages = 2; }),
             "--workers and --pp 2: pipeline stages have no workers: leave one of them out");
-  EXPECT_TRUE(says(with([&](ModelOptions& o, int) { o.device = DeviceChoice::kCuda; }),
-                   "--workers, --dp 2 and --device cuda: replicas of the backbone with workers"));
   for (const ExpertDispatch dispatch : {ExpertDispatch::kAllReduce, ExpertDispatch::kGather})
     EXPECT_TRUE(says(with([&](ModelOptions& o, int) { o.dispatch = dispatch; }),
                      "ranks with workers exchange no rows: leave it or --workers out"));

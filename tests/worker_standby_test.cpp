@@ -226,6 +226,37 @@ TEST(WorkerStandby, TakesOverFromAWorkerThatIsKilled) {
   EXPECT_EQ(warnings.count("the standby"), 1);
 }
 
+// The link's thread looks every 5 s, and does not wait for that: neither while nothing uses the
+// connection nor after a step has used it.
+TEST(WorkerStandby, AnOrderLeavesAtOnce) {
+  for (const bool in_use : {false, true}) {
+    WorkerThread standby(standby_with_room());
+    FaultyWorker between(standby.address());
+    const std::unique_ptr<Transport> transport = transport_of_tests();
+    const std::unique_ptr<MessageWaiter> waiter = transport->waiter();
+    WorkerLink link(*transport, {.address = between.address(),
+                                 .path = path_of_tests(),
+                                 .deadline = std::chrono::seconds(20)});
+    const WorkerWelcome welcome = link.ask();
+    link.keep(welcome, kMostTokens, *waiter);
+    for (int i = 0; i < 2000 && !link.is_up(); ++i) std::this_thread::sleep_for(milliseconds(5));
+    std::this_thread::sleep_for(milliseconds(100));  // the thread has gone to sleep
+    if (in_use) {
+      ASSERT_TRUE(link.take());
+    }
+    EXPECT_TRUE(link.ask_to_load(
+        ExpertsOfLayers(welcome.n_layers, experts_from_text("0-3", kServedExperts, "experts"))));
+    if (in_use) {
+      std::this_thread::sleep_for(milliseconds(100));
+      EXPECT_EQ(between.n_loads(), 0);
+      link.release();
+    }
+    for (int i = 0; i < 200 && between.n_loads() == 0; ++i)
+      std::this_thread::sleep_for(milliseconds(5));
+    EXPECT_EQ(between.n_loads(), 1) << (in_use ? "after a step" : "idle");
+  }
+}
+
 // It serves the first shard while it loads the second.
 TEST(WorkerStandby, TakesOverAllWorkersOneAfterTheOther) {
   Local local;

@@ -105,6 +105,7 @@ class FaultyWorker {
   void set(Fault fault) { fault_ = fault; }
   int n_requests() const { return n_requests_; }  // that came, of all connections
   int n_faults() const { return n_faults_; }
+  int n_loads() const { return n_loads_; }  // orders to load experts
 
  private:
   // One direction of a connection that is passed on.
@@ -194,6 +195,7 @@ class FaultyWorker {
 
   void pass_on(MessageHeader header, std::vector<std::byte>& body, MessageConnection& to) {
     n_requests_ += header.kind == MessageKind::kRequest;
+    n_loads_ += header.kind == MessageKind::kLoad;
     const bool is_answer = header.kind == MessageKind::kAnswer;
     const Fault fault = fault_;
     n_faults_ += is_answer && fault != Fault::kNone;
@@ -217,7 +219,7 @@ class FaultyWorker {
   const std::unique_ptr<MessageListener> listener_ = transport_->listen("127.0.0.1:0");
   const std::unique_ptr<MessageWaiter> waiter_ = transport_->waiter();
   std::atomic<Fault> fault_{Fault::kNone};
-  std::atomic<int> n_requests_{0}, n_faults_{0};
+  std::atomic<int> n_requests_{0}, n_faults_{0}, n_loads_{0};
   int n_before_closing_ = 0;
   std::atomic<bool> stops_{false};
   std::thread thread_;

@@ -21,8 +21,9 @@ GpuShare fit_gpu(const FitRequest& r, const GpuMemory& gpu) {
   const double fraction = r.kv_fraction < 1 ? r.kv_fraction / 2 : 1;
   const int64_t kv_tokens = fitting_kv_tokens(r, gpu, parts, fraction);
   const int64_t left = gpu.left(parts, r.context, kv_tokens);
+  const int64_t n_fitting = left < 0 ? 0 : 1 + left / gpu.expert_bytes;
   parts.experts =
-      evenly_on_gpu(r.config, left < 0 ? 0 : 1 + left / gpu.expert_bytes, r.on_other_ranks).experts;
+      evenly_on_gpu(r.config, std::min(n_fitting, r.most_on_gpu), r.on_other_ranks).experts;
   require_fits(r, gpu, parts);
   return {parts, kv_tokens};
 }

@@ -3,6 +3,7 @@
 // fits, and memory alone decides. The caller counts bytes exactly, as it will allocate them.
 #pragma once
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "offload/parts/executed_parts.h"
@@ -40,7 +41,8 @@ struct FitRequest {
   int64_t max_kv_tokens;
   DType kv_type;
   std::optional<WeightFormat> experts;  // empty: as stored, or the first of int8, int4 that fits
-  std::vector<std::vector<bool>> on_other_ranks = {};  // GpuParts::on_other_ranks
+  std::vector<std::vector<bool>> on_other_ranks = {};         // GpuParts::on_other_ranks
+  int64_t most_on_gpu = std::numeric_limits<int64_t>::max();  // experts, of all layers
 };
 
 struct GpuShare {
@@ -48,7 +50,8 @@ struct GpuShare {
   int64_t kv_tokens;
 };
 
-// The whole model, or else the backbone, a KV cache and as many experts as fit. Throws Error where
+// The whole model, or else the backbone, a KV cache and as many experts as fit, up to the most that
+// are asked for. Throws Error where
 // the backbone does not fit (require_fits()).
 GpuShare fit_gpu(const FitRequest& request, const GpuMemory& gpu);
 

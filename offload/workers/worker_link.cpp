@@ -66,7 +66,7 @@ WorkerLink::~WorkerLink() {
     const std::lock_guard lock(mutex_);
     stops_ = true;
   }
-  stopped_.notify_all();
+  woken_.notify_all();
   thread_.join();
   connection_.reset();  // before the memory that it sends and receives
 }
@@ -100,12 +100,12 @@ void WorkerLink::begin(int max_rows, MessageWaiter& changed) {
     down_since_ = Clock::now();
     begins_ = true;
   }
-  stopped_.notify_all();
+  woken_.notify_all();
 }
 
 void WorkerLink::run() {
   std::unique_lock lock(mutex_);
-  stopped_.wait(lock, [&] { return begins_ || stops_; });
+  woken_.wait(lock, [&] { return begins_ || stops_; });
   while (!stops_ && !(leaves_ && state_ == State::kDown)) {
     lock.unlock();
     const bool was_down = state_ == State::kDown;
@@ -113,12 +113,21 @@ void WorkerLink::run() {
       connect_again();
     else
       listen();
-    const auto pause = state_ == State::kDown && was_down
-                           ? kAgain
-                           : std::max(std::chrono::milliseconds(5), options_.deadline / 4);
+    const auto pause = state_ == State::kDown && was_down ? kAgain : longest_pause();
     lock.lock();
-    stopped_.wait_for(lock, pause, [&] { return stops_; });
+    woken_.wait_for(lock, pause, [&] { return stops_ || is_woken_; });
+    is_woken_ = false;
   }
+}
+
+// Until the thread looks again. An order that is not sent yet, because a step uses the connection
+// or fills it, leaves soon after.
+std::chrono::milliseconds WorkerLink::longest_pause() const {
+  constexpr std::chrono::milliseconds kShortest(5);
+  const std::lock_guard lock(mutex_);
+  const bool has_order =
+      state_ != State::kDown && (is_ordered_ || is_use_ordered_) && (is_standby_ || moves_experts_);
+  return has_order ? kShortest : std::max(kShortest, options_.deadline / 4);
 }
 
 void WorkerLink::connect_again() {
@@ -278,6 +287,7 @@ bool WorkerLink::ask_to_load(const ExpertsOfLayers& experts) {
   ExpertsOfLayers all(expected_.n_layers, std::vector<bool>(expected_.experts[0].size()));
   add_layers(experts, all);
   order(std::move(all));
+  wake();
   return true;
 }
 
@@ -285,12 +295,20 @@ void WorkerLink::give_up_load() {
   const std::lock_guard lock(mutex_);
   gives_up_load_ = load_.is_under_way;
   is_use_ordered_ = true;
+  wake();
 }
 
 void WorkerLink::hold(const ExpertsOfLayers& experts) {
   const std::lock_guard lock(mutex_);
   expected_.experts = experts;
   is_use_ordered_ = true;
+  wake();
+}
+
+// With the mutex: the thread sends what is ordered.
+void WorkerLink::wake() {
+  is_woken_ = true;
+  woken_.notify_all();
 }
 
 // With the mutex.

@@ -77,8 +77,9 @@ class WorkerLink {
   // Thread-safe. Whether the worker has more experts than at the last call.
   bool take_growth() { return has_grown_.exchange(false); }
   // Thread-safe. Asks a worker that is up to load experts beside what it has, unless it has not
-  // answered yet; returns whether it was asked. Its answer is in load(). A standby is one of their
-  // owners once it has loaded them, a worker whose experts move once hold() says so.
+  // answered yet; returns whether it was asked. It is told at once, by the link's thread or by the
+  // step that uses the connection. Its answer is in load(). A standby is one of their owners once
+  // it has loaded them, a worker whose experts move once hold() says so.
   // give_up_load(): they are not wanted, also if they were loaded.
   bool ask_to_load(const ExpertsOfLayers& experts);
   void give_up_load();
@@ -134,6 +135,8 @@ class WorkerLink {
   void connected(const WorkerWelcome& welcome, std::unique_ptr<MessageConnection> connection,
                  bool uses_path);
   void order(ExpertsOfLayers experts);
+  void wake();
+  std::chrono::milliseconds longest_pause() const;
   void send_order();
   void load_answered();
   void ask_again();
@@ -160,8 +163,9 @@ class WorkerLink {
   std::atomic<double> seconds_{0};
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable stopped_;
+  std::condition_variable woken_;
   bool stops_ = false, begins_ = false;
+  bool is_woken_ = false;    // there is an order that the thread has not seen
   bool is_ordered_ = false;  // load_ is to be sent
   bool gives_up_load_ = false;
   bool is_use_ordered_ = false;  // a worker whose experts move is to be told what is used of it

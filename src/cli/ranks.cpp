@@ -103,20 +103,22 @@ Ranks CommandRanks::open(int argc, char** argv) {
   world.set_patience(kLoadPatience);  // rank 0 may read its input before it loads
   if (world.rank() > 0)
     require(std::freopen("/dev/null", "w", stdout), "/dev/null cannot be opened");
-  // Nothing is computed then, so the process may leave at once.
+  // The process may leave at once: nothing is computed then, or what is computed is lost.
   const auto on_lost = [](const GroupError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     end_rank(1);
   };
-  preparing_ = std::make_unique<Heartbeat>(world, on_lost);
-  steps_ = std::make_unique<StepChannel>(world, on_lost, std::chrono::seconds(3),
-                                         [this] { preparing_->end(); });
-  return {.group = &world, .steps = steps_.get(), .on_host = on_host};
+  heartbeat_ = std::make_unique<Heartbeat>(world, on_lost);
+  steps_ = std::make_unique<StepChannel>(world, on_lost, std::chrono::seconds(3), [this] {
+    if (!heartbeat_->goes_on_in_steps()) heartbeat_->end();
+  });
+  return {
+      .group = &world, .steps = steps_.get(), .on_host = on_host, .heartbeat = heartbeat_.get()};
 }
 
 int CommandRanks::run_alike(const std::function<int()>& command) {
   if (!world_) return command();
-  preparing_->end();  // it would disturb what is measured
+  heartbeat_->end();  // it would disturb what is measured
   int status = 0;
   run_on_all(*world_, [&] { status = command(); });
   return status;
@@ -136,6 +138,7 @@ int CommandRanks::run(const std::function<int()>& command) {
     }
     if (steps_->leads()) steps_->end();
   });
+  heartbeat_->end();
   return status;
 }
 

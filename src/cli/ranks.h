@@ -54,7 +54,7 @@ class CommandRanks {
  private:
   std::optional<Launch> launch_;
   std::unique_ptr<Group> world_;
-  std::unique_ptr<Heartbeat> preparing_;  // until all ranks are ready for the first step
+  std::unique_ptr<Heartbeat> heartbeat_;  // until the first step, or the end where it goes on
   std::unique_ptr<StepChannel> steps_;
 };
 

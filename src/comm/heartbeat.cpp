@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <vector>
+#include <numeric>
 
 namespace tandem {
 
@@ -34,23 +34,69 @@ Heartbeat::State Heartbeat::own_state(std::chrono::duration<double> wait, State 
 // All ranks see the same states, so all make the same calls: none after the one in which all are
 // ready or one leaves.
 void Heartbeat::beat() {
-  std::vector<State> states(group_->size());
+  std::vector<Beat> beats(group_->size());
+  std::vector<int64_t> n_bytes(group_->size());
+  const auto all_are_ready = [&] {
+    return std::all_of(beats.begin(), beats.end(),
+                       [](const Beat& beat) { return beat.state == State::kReady; });
+  };
   try {
     group_->set_patience({patience_.limit, true});
     while (true) {
       const State mine = own_state(interval_, State::kReady);
-      group_->all_gather_values(mine, std::span(states));
-      if (std::all_of(states.begin(), states.end(), [](State s) { return s == State::kReady; }))
-        return;
-      const auto left = std::find(states.begin(), states.end(), State::kLeaves);
-      if (left == states.end()) continue;
+      const std::string news = own_news();
+      group_->all_gather_values(Beat{mine, std::ssize(news)}, std::span(beats));
+      if (all_are_ready()) return;
+      const auto left = std::find_if(beats.begin(), beats.end(),
+                                     [](const Beat& beat) { return beat.state == State::kLeaves; });
+      if (left == beats.end()) {
+        std::transform(beats.begin(), beats.end(), n_bytes.begin(),
+                       [](const Beat& beat) { return beat.n_bytes; });
+        hear_news(news, n_bytes);
+        continue;
+      }
       if (own_state(patience_.limit, State::kLeaves) == State::kLeaves) return;
-      const int rank = group_->world_rank(static_cast<int>(left - states.begin()));
+      const int rank = group_->world_rank(static_cast<int>(left - beats.begin()));
       return on_lost_({rank, fmt::format("rank {} has ended before the others", rank)});
     }
   } catch (const GroupError& error) {
     report(error);
   }
+}
+
+bool Heartbeat::tell(const void* teller, News news) {
+  const std::lock_guard lock(news_mutex_);
+  if (teller_) return false;
+  teller_ = teller;
+  news_ = std::move(news);
+  return true;
+}
+
+void Heartbeat::forget(const void* teller) {
+  const std::lock_guard lock(news_mutex_);
+  if (teller_ != teller) return;
+  teller_ = nullptr;
+  news_ = {};
+}
+
+std::string Heartbeat::own_news() {
+  const std::lock_guard lock(news_mutex_);
+  return teller_ ? news_.mine() : "";
+}
+
+// Nothing travels where no rank has news. n_bytes: [ranks].
+void Heartbeat::hear_news(const std::string& mine, std::span<const int64_t> n_bytes) {
+  std::string all(std::accumulate(n_bytes.begin(), n_bytes.end(), int64_t{0}), '\0');
+  if (all.empty()) return;
+  group_->all_gather(std::as_bytes(std::span(mine)),
+                     {std::as_writable_bytes(std::span(all)), n_bytes});
+  std::vector<std::string> of_ranks;
+  for (size_t at = 0; const int64_t n : n_bytes) {
+    of_ranks.push_back(all.substr(at, n));
+    at += n;
+  }
+  const std::lock_guard lock(news_mutex_);
+  if (teller_) news_.of_ranks(of_ranks);
 }
 
 // This rank's other threads may have noticed too, and end it.

@@ -120,8 +120,8 @@ void StepRunner::forward_piece(std::span<const Batch> replicas, KvCache& cache,
   const Batch whole = divider_.whole();
   const Work work = {.layers = model_.main_layers(),
                      .variant = is_received ? 1 : 0,
-                     .is_decode = is_decode(replicas),
-                     .replicas = replicas,
+                     .is_decode = is_decode(deciding(replicas)),
+                     .replicas = deciding(replicas),
                      .step = step,
                      .batch = whole,
                      .cache = cache};
@@ -149,9 +149,9 @@ void StepRunner::draft(int module, HiddenStates states, std::span<const Batch> r
   const Work work = {
       .layers = model_.mtp_layers(module),
       .variant = static_cast<int>(states),
-      .is_decode =
-          all_of(replicas, [&](const Batch& b) { return model_.attention().is_uniform(b); }),
-      .replicas = replicas,
+      .is_decode = all_of(deciding(replicas),
+                          [&](const Batch& b) { return model_.attention().is_uniform(b); }),
+      .replicas = deciding(replicas),
       .step = step,
       .batch = batch,
       .cache = cache};
@@ -170,6 +170,12 @@ const Batch& StepRunner::begin_step(std::span<const Batch> replicas, int n_micro
   check(n_tokens > 0 && n_tokens <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
   parts_.experts.begin_step(replicas, n_micro_batches);
   return replicas[grid_.replica_of(rank_)];
+}
+
+// Those of all replicas, or of this rank's alone where no experts are computed for others.
+std::span<const Batch> StepRunner::deciding(std::span<const Batch> replicas) const {
+  if (parts_.experts.depends_on_replicas()) return replicas;
+  return replicas.subspan(grid_.replica_of(rank_), 1);
 }
 
 void StepRunner::copy_page(KvCache& cache, int replica, const PageCopy& copy) {
@@ -427,7 +433,7 @@ Pass StepRunner::layers_for_others(LayerRange layers, int micro_batch, PassMemor
 
 // Ranks record and replay the same steps: what they enqueue together is the same in both.
 void StepRunner::run_or_replay(const Work& work, const std::function<void()>& enqueue) {
-  if (!work.is_decode) return enqueue();
+  if (!work.is_decode || most_tokens(work.replicas) == 0) return enqueue();
   RecordKey key = {
       .activations = logits().data,
       .cache = work.cache.layer(work.layers.first).data,

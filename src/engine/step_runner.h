@@ -130,7 +130,7 @@ class StepRunner {
     LayerRange layers;
     int variant;     // of these layers' operations
     bool is_decode;  // the next token of each sequence, with drafts or without: such steps repeat
-    std::span<const Batch> replicas;
+    std::span<const Batch> replicas;  // that decide what is enqueued here
     const MicroBatches& step;  // of this rank, as it passes through the layers; some may be empty
     const Batch& batch;        // the same as a whole; empty: this rank has no tokens in the step
     KvCache& cache;
@@ -146,6 +146,7 @@ class StepRunner {
   void forward_piece(std::span<const Batch> replicas, KvCache& cache, int64_t first_logits,
                      int n_micro_batches, bool is_received = false);
   const Batch& begin_step(std::span<const Batch> replicas, int n_micro_batches);
+  std::span<const Batch> deciding(std::span<const Batch> replicas) const;
   Pass layers_for_others(LayerRange layers, int micro_batch, PassMemory& memory);
   void run_or_replay(const Work& work, const std::function<void()>& enqueue);
   int64_t bytes_of(const LogitsWanted& wanted) const;

@@ -41,9 +41,16 @@ Machine machine_of(const Subject& subject, bool with_gpu) {
   return machine;
 }
 
-// Whether this process has the links to workers.
-bool uses_workers(const Subject& subject) {
-  return !subject.on_workers.empty() && subject.rank.rank == 0;
+// Whether the ranks are replicas of the backbone that use workers: each has links of its own, and
+// what no worker has.
+bool are_replicas_with_workers(const Subject& subject, BackboneGrid grid) {
+  return !subject.on_workers.empty() && grid.n_replicas > 1;
+}
+
+// Whether this process has links to workers.
+bool uses_workers(const Subject& subject, BackboneGrid grid) {
+  return !subject.on_workers.empty() &&
+         (subject.rank.rank == 0 || are_replicas_with_workers(subject, grid));
 }
 
 // What of the backbone this rank has.
@@ -56,8 +63,8 @@ BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
 
 // What the other ranks have and this one does not. Experts of workers count as the first rank's.
 Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
-  if (subject.rank.n_ranks == 1) return {};
   const BackboneGrid grid = parts.grid;
+  if (subject.rank.n_ranks == 1 || are_replicas_with_workers(subject, grid)) return {};
   return elsewhere_of(owners_of(parts.ranks_of_expert, subject.config, grid.n_of_stage()),
                       subject.config, grid.in_stage(subject.rank.rank), share_of(subject, parts));
 }
@@ -199,7 +206,8 @@ FitRequest fit_request(const ModelOptions& options, const Subject& subject,
           .experts = options.experts,
           .on_other_ranks = subject.rank.n_ranks > 1
                                 ? on_other_ranks(subject, decision.parts).experts
-                                : GpuParts().on_other_ranks};
+                                : GpuParts().on_other_ranks,
+          .most_on_gpu = subject.most_on_gpu};
 }
 
 // other_bytes: of what is no weight.
@@ -234,7 +242,7 @@ GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
   GpuMemory memory =
       gpu_memory(subject.stored, subject.config, gpu_options(options, decision, hosts));
   // Experts are streamed from this host's memory, where those of workers are not.
-  memory.streams = memory.streams && !uses_workers(subject);
+  memory.streams = memory.streams && !uses_workers(subject, decision.parts.grid);
   GpuShare share;
   if (placed) {
     require_fits(request, memory, *placed->gpu);
@@ -278,9 +286,9 @@ void require_exchanged_rows(const ModelOptions& options, bool divides, bool dela
                             bool simulates_hosts) {
   require(
       options.micro_batches == 0 || divides,
-      "--micro-batches {}: rows travel only to workers (--workers, on GPUs of one rank), between "
-      "ranks with replicas (--dp), and between CPUs with gather, all-to-all or low-latency as "
-      "--ep-dispatch, on GPUs only if they have all experts: leave it out",
+      "--micro-batches {}: rows travel only to workers (--workers, on GPUs with a whole backbone), "
+      "between ranks with replicas (--dp), and between CPUs with gather, all-to-all or low-latency "
+      "as --ep-dispatch, on GPUs only if they have all experts: leave it out",
       options.micro_batches);
   require(options.simulated_delay.count() == 0 || delays,
           "--simulate-delay {:g}: no rows travel between CPUs of several ranks: leave it out",
@@ -362,20 +370,21 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "--dense-products {}: a GPU computes the dense products: leave it out, or use --device "
           "cpu",
           name_of(options.dense_products));
-  const bool has_replicas = decision.parts.grid.n_replicas > 1;
+  const bool has_links = uses_workers(subject, decision.parts.grid);
+  const bool exchanges = decision.parts.grid.n_replicas > 1 &&
+                         !are_replicas_with_workers(subject, decision.parts.grid);
   require_dispatch_on_gpu(options, subject, decision.parts.grid, share.parts);
-  require_rows_travel(decision, has_replicas, "give replicas of the backbone (--dp)");
+  require_rows_travel(decision, exchanges, "give replicas of the backbone (--dp)");
   require_routing_of_one_replica(options, decision);
   require(options.replica_choice == ReplicaChoice::kNearest,
           "--replica-choice {}: GPUs choose the nearest replica: leave it out, or use --device cpu",
           name_of(options.replica_choice));
   const bool whole = all_on_gpu(share.parts);
-  require_exchanged_rows(
-      options, (has_replicas && whole) || (uses_workers(subject) && subject.rank.n_ranks == 1),
-      false, has_replicas && whole);
+  const bool whole_steps = subject.rank.n_ranks > 1 && decision.parts.grid.n_replicas == 1;
+  require_exchanged_rows(options, (exchanges && whole) || (has_links && !whole_steps), false,
+                         exchanges && whole);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
-  require(!whole || !uses_workers(subject),
-          "--workers: the GPU has room for all experts: leave it out");
+  require(!whole || !has_links, "--workers: the GPU has room for all experts: leave it out");
   ExecutedParts& parts = decision.parts;
   parts.gpu = share.parts;
   parts.kv_tokens = share.kv_tokens;
@@ -477,15 +486,19 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   } else {
     decision.parts.grid = asked_grid(options, subject);
     decision.parts.stages = even_stages(subject.config.n_layers, decision.parts.grid.n_stages);
+    // Every replica with workers has its own experts, which count as the first rank's.
     if (subject.rank.n_ranks > 1)
-      decision.parts.ranks_of_expert =
-          ranks_beside_workers(subject.on_workers, subject.rank.n_ranks);
+      decision.parts.ranks_of_expert = ranks_beside_workers(
+          subject.on_workers,
+          are_replicas_with_workers(subject, decision.parts.grid) ? 1 : subject.rank.n_ranks);
   }
   decision.rows = options.rows.value_or(placed ? placed->rows : ExpertRows::kExact);
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
   decision.parts.chunk_tokens = decision.limits.max_tokens;
-  if (subject.rank.n_ranks > 1) decision.share = share_of(subject, decision.parts);
+  const BackboneGrid grid = decision.parts.grid;
+  if (subject.rank.n_ranks > 1 && !are_replicas_with_workers(subject, grid))
+    decision.share = share_of(subject, decision.parts);
   std::optional<GpuShare> share;
   if (with_gpu) {
     decision.parts.kv_type = gpu_cache_type(options, placed);
@@ -535,7 +548,7 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .cache_type = decision.parts.kv_type,
           .fp8_activations = options.fp8_activations,
           .share = decision.share,
-          .grid = decision.parts.grid,
+          .grid = decision.share ? decision.parts.grid : BackboneGrid(),
           .replicated_experts = has_replicas(decision.parts),
           .moves_experts = options.moves_experts,
           .micro_batches = exchanged_micro_batches(options, decision.parts),

@@ -3,6 +3,8 @@
 // the memory that is free after loading: pages of host memory and, on a CPU, the tokens of KV
 // cache.
 #pragma once
+#include <limits>
+
 #include "core/topology.h"
 #include "loader/gpu_model.h"
 #include "loader/model_options.h"
@@ -15,8 +17,9 @@ struct Decision {
   int64_t context;    // tokens per sequence
   StepLimits limits;  // of one step
   ExecutedParts parts;
-  std::optional<BackboneShare> share = {};  // of this rank; nothing: there are no other ranks
-  ExpertRows rows = ExpertRows::kExact;     // as they travel between ranks
+  // Of this rank; nothing: it has the whole backbone, and no other rank its experts.
+  std::optional<BackboneShare> share = {};
+  ExpertRows rows = ExpertRows::kExact;  // as they travel between ranks
   StageLayers stage() const { return share ? share->layers : kAllLayers; }
 };
 
@@ -33,6 +36,8 @@ struct Subject {
   // there are no workers.
   std::vector<std::vector<bool>> on_workers = {};
   std::vector<int> host_of_rank = {};  // of all ranks; empty: they are on one host
+  // Experts, of all layers, that the GPU has at most: as many on all replicas with workers.
+  int64_t most_on_gpu = std::numeric_limits<int64_t>::max();
 };
 
 // Throws Error for options that contradict each other or the placement, for a placement that is

@@ -163,10 +163,6 @@ void require_workers_of_ranks(const ModelOptions& options) {
           "--workers and --dp {}: each of the {} ranks has a replica of the backbone and links to "
           "the workers: ask for --dp {} without --tp, or leave --workers or --dp out",
           options.n_replicas, n, n);
-  require(options.n_replicas <= 1 || options.device != DeviceChoice::kCuda,
-          "--workers, --dp {} and --device cuda: replicas of the backbone with workers compute on "
-          "CPUs: use --device cpu, or leave --dp out",
-          options.n_replicas);
   require(
       options.placement.empty(),
       "--workers and --placement {}: several ranks do not use the workers of a placement: leave "
@@ -182,20 +178,6 @@ void require_workers_of_ranks(const ModelOptions& options) {
           options.n_replicas);
   require(options.rows != ExpertRows::kFp8,
           "--ep-rows fp8: ranks with workers exchange no rows: leave it or --workers out");
-}
-
-void require_all_experts(const AskedWorkers& asked, const ModelConfig& config) {
-  std::vector<int> missing;
-  for (int e = 0; e < config.router.n_experts; ++e)
-    for (int layer = 0; layer < config.n_all_layers(); ++layer)
-      if (config.is_moe(layer) && !asked.experts[layer][e]) {
-        missing.push_back(e);
-        break;
-      }
-  require(missing.empty(),
-          "--workers and --dp: no worker has experts {}, and replicas of the backbone with workers "
-          "have none: start workers with these experts too, or leave --dp out",
-          text_of_experts(missing));
 }
 
 AskedWorkers ask_workers_of_ranks(Group& group, const ModelOptions& options,
@@ -276,9 +258,10 @@ std::unique_ptr<WorkerExperts> worker_experts(const WorkerExpertsOf& of, AskedWo
       if (n > 0) owners += n == std::ssize(experts) ? " (GPU)" : " (GPU and CPU)";
     }
     of.options.note(fmt::format("experts {}: {}", text_of_shard(shard),
-                                !owners.empty()          ? owners
-                                : of.options.ranks.group ? "the ranks"
-                                                         : "this process"));
+                                !owners.empty()                    ? owners
+                                : every_rank_has_links(of.options) ? "each of the replicas"
+                                : of.options.ranks.group           ? "the ranks"
+                                                                   : "this process"));
   }
   for (const std::string& standby : standbys)
     of.options.note(fmt::format("standby {}: loads experts whose workers are lost", standby));

@@ -41,9 +41,6 @@ bool every_rank_has_links(const ModelOptions& options);
 // Throws Error, which says what to leave out, unless ranks with these options can use workers.
 void require_workers_of_ranks(const ModelOptions& options);
 
-// Throws Error that names the experts of the config's layers which no worker has.
-void require_all_experts(const AskedWorkers& asked, const ModelConfig& config);
-
 // The same as ask_workers() on ranks: those that have links ask, and the others are told which
 // experts workers have. All ranks call it. Throws AgreedError, also where replicas have found
 // different workers.

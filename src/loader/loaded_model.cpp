@@ -100,9 +100,8 @@ std::string text_of_tensors(const WeightStore& store) {
 // GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
   if (options.device == DeviceChoice::kCpu) return options;
-  std::string why_not = choose_gpu_of_rank(options.ranks, options.device == DeviceChoice::kCuda);
-  if (why_not.empty() && every_rank_has_links(options))
-    why_not = "replicas of the backbone with workers compute on CPUs";
+  const std::string why_not =
+      choose_gpu_of_rank(options.ranks, options.device == DeviceChoice::kCuda);
   if (why_not.empty()) return options;
   options.warn(fmt::format("running on the CPUs: {}", why_not));
   options.device = DeviceChoice::kCpu;
@@ -149,6 +148,14 @@ constexpr std::chrono::seconds kGpuPatience(12);
 PlaceInGrid place_in_grid(const ModelOptions& options, const ExecutedParts& parts) {
   const Group* const group = options.ranks.group;
   return {parts.grid, group ? group->rank() : 0, parts.stages};
+}
+
+[[noreturn]] void end_hung_rank(std::chrono::duration<double> patience) {
+  fmt::print(stderr,
+             "error: the step of this rank has made no progress for {:.0f} s: all ranks end; start "
+             "them again\n",
+             patience.count());
+  end_rank(1);
 }
 
 int64_t n_experts_on_gpu(const GpuParts& parts) {
@@ -203,13 +210,43 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
     });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
-  Patience patience = {rank_patience(options.workers, Patience().limit)};
-  if (every_rank_has_links(options)) patience.limit += kLongestStep;
+  const Patience patience = {rank_patience(options.workers, Patience().limit)};
   group.set_patience(patience);
   groups_.set_patience(patience);  // they have that of loading
+  if (options.workers.any() && options.ranks.heartbeat) options.ranks.heartbeat->go_on_in_steps();
+  if (replica_experts_) watch_replica(options);
   if (!options.ranks.steps) return;
   const int number = options.ranks.steps->add(*model_, *cache_);
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
+}
+
+// The ranks of replicas meet at the end of a step only, however long one computes: a heartbeat
+// tells that a process is there, and a watch on each rank that its step gets on. One that has a
+// single thread does not tell how far the products of a layer are.
+void LoadedModel::watch_replica(const ModelOptions& options) {
+  heartbeat_ = options.ranks.heartbeat;
+  meetings_->set_patience(
+      {heartbeat_ ? kLongestStep
+                  : kLongestStepUnheard + rank_patience(options.workers, Patience().limit)});
+  const auto usual = gpu_                 ? std::chrono::duration<double>(kTeamPatience)
+                     : team_->size() == 1 ? kLongestStepUnheard
+                                          : Patience().limit;
+  const auto patience = rank_patience(options.workers, usual);
+  replica_watch_ = std::make_unique<ProgressWatch>(
+      [this] {
+        const WorkProgress step = replica_experts_->progress(), team = team_->progress();
+        return WorkProgress{step.has_work, step.events + team.events};
+      },
+      std::chrono::duration_cast<std::chrono::milliseconds>(patience),
+      [patience] { end_hung_rank(patience); });
+  if (!heartbeat_) return;
+  heartbeat_->tell(
+      this, {[this] { return replica_experts_->told(); },
+             [this](std::span<const std::string> of_ranks) { replica_experts_->hear(of_ranks); }});
+}
+
+LoadedModel::~LoadedModel() {
+  if (heartbeat_) heartbeat_->forget(this);
 }
 
 // Experts move between the workers, which the first rank has, and those of all ranks stay, also on
@@ -247,7 +284,6 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     Group* const group = options.ranks.group;
     asked_workers_.emplace(group ? ask_workers_of_ranks(*group, options, store, config_)
                                  : ask_workers(options, store, config_));
-    if (every_rank_has_links(options)) require_all_experts(*asked_workers_, config_);
   }
   Decision decision = first_decision(options, stored);
   const bool is_pipeline = decision.parts.grid.n_stages > 1;
@@ -257,6 +293,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
       "and the embedding is on the first: use --draft lookup",
       decision.parts.grid.n_stages);
   if (drafting_.decides && !is_pipeline) add_mtp(options, store, stored, decision);
+  if (every_rank_has_links(options)) make_alike(options, stored, decision);
   if (options.ranks.group && decision.parts.gpu)
     decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
   check((decision.parts.grid.n_replicas == 1 && !is_pipeline) || options.ranks.steps,
@@ -273,6 +310,28 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   arithmetic_ = arithmetic_of(decision);
   expert_homes_ = tandem::expert_homes(config_, decision.parts);
   expert_homes_.n_of_host = rank_hosts(host_of_rank_, 0).n_of_host;
+}
+
+// Replicas have the same experts on their GPUs and the others in the same format, so that a token
+// does not depend on which of them computes it.
+void LoadedModel::make_alike(const ModelOptions& options, ModelWeights& stored,
+                             Decision& decision) const {
+  Group& group = *options.ranks.group;
+  const int64_t n_on_gpu = decision.parts.gpu ? n_experts_on_gpu(*decision.parts.gpu) : 0;
+  const int64_t least = least_on_all(group, n_on_gpu);
+  if (n_on_gpu > least) {
+    ModelOptions same = options;
+    same.device = DeviceChoice::kCuda;
+    Subject with_fewer = subject(options.ranks, stored);
+    with_fewer.most_on_gpu = least;
+    decision = decide(same, with_fewer);
+  }
+  require_same_on_all(group, "format of experts", [&] {
+    std::string text = decision.parts.gpu ? "on a GPU and" : "";
+    for (const WeightFormat& format : decision.parts.experts.conversions())
+      text += " " + format_name(format);
+    return text.empty() ? "as stored" : text;
+  });
 }
 
 std::string LoadedModel::arithmetic_of(const Decision& decision) const {
@@ -382,15 +441,17 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   }
   ExpertPool* const workers = start_workers(options, decision);
   if (shares) gpu_->add_cpu_experts(*experts_, workers, timeline_.get());
-  if (options.ranks.group) {
-    set_owners(options, decision);
+  if (options.ranks.group) set_owners(options, decision);
+  if (every_rank_has_links(options))
+    start_replica(options, gpu_->experts());
+  else if (options.ranks.group)
     join_ranks(options);
-  }
   simulate_routing(options, decision);
   if (moving) start_mover(source, decision, std::move(moving));
   if (options.record_routing) gpu_->record_routing();  // all ids, also those of other ranks
   model_ = std::make_unique<StepRunner>(
-      ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
+      ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(),
+                 replica_experts_ ? static_cast<ExpertPool&>(*replica_experts_) : gpu_->experts()},
       decision.limits, options.attention, place_in_grid(options, parts));
   const StageLayers stage = decision.stage();
   const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type, stage);
@@ -491,7 +552,7 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   }
   ExpertPool* const workers = start_workers(options, decision);
   if (every_rank_has_links(options)) {
-    replica_experts_ = std::make_unique<ReplicaExperts>(groups_.stage(), *workers);
+    start_replica(options, *workers);
     return *replica_experts_;
   }
   rank_experts_ = std::make_unique<RankExperts>(RankExperts::Parts{
@@ -503,12 +564,17 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   return *rank_experts_;
 }
 
-// Null where this process has no links to workers. All ranks call it. The GPUs of several ranks
-// have whole steps, because only the first of them would let micro-batches take turns.
+void LoadedModel::start_replica(const ModelOptions& options, ExpertPool& mine) {
+  meetings_ = options.ranks.group->split(0);
+  replica_experts_ = std::make_unique<ReplicaExperts>(*meetings_, mine);
+}
+
+// Null where this process has no links to workers. All ranks call it. The GPUs of ranks that divide
+// a backbone have whole steps, because only the first would let micro-batches take turns.
 ExpertPool* LoadedModel::start_workers(const ModelOptions& options, const Decision& decision) {
   if (!asked_workers_) return nullptr;
   Group* const group = options.ranks.group;
-  const bool takes_turns = !gpu_ || !group || group->size() == 1;
+  const bool takes_turns = !gpu_ || !group || group->size() == 1 || every_rank_has_links(options);
   const auto start = [&] {
     if (group && group->rank() > 0 && !every_rank_has_links(options)) return;
     worker_experts_ = worker_experts(

@@ -32,6 +32,9 @@ class LoadedModel {
   // Throws Error for invalid options or checkpoints, and for too little memory; ReportedElsewhere
   // if that happened on another rank.
   explicit LoadedModel(const ModelOptions& options, const Progress& progress = {});
+  ~LoadedModel();
+  LoadedModel(const LoadedModel&) = delete;
+  LoadedModel& operator=(const LoadedModel&) = delete;
 
   StepRunner& model() { return *model_; }
   KvCache& cache() { return *cache_; }
@@ -81,6 +84,7 @@ class LoadedModel {
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
+  void make_alike(const ModelOptions& options, ModelWeights& stored, Decision& decision) const;
   std::string arithmetic_of(const Decision& decision) const;
   void start_mover(const Source& source, const Decision& decision,
                    std::unique_ptr<OutputThread> thread);
@@ -88,6 +92,8 @@ class LoadedModel {
   void set_owners(const ModelOptions& options, const Decision& decision);
   ExpertPool& start_ranks(const ModelOptions& options, const Decision& decision);
   ExpertPool* start_workers(const ModelOptions& options, const Decision& decision);
+  void start_replica(const ModelOptions& options, ExpertPool& mine);
+  void watch_replica(const ModelOptions& options);
   std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,
                                                       const Decision& decision);
   void join_ranks(const ModelOptions& options);
@@ -123,11 +129,14 @@ class LoadedModel {
   std::unique_ptr<ExchangedExperts> exchanged_experts_;
   std::optional<AskedWorkers> asked_workers_;        // nothing: there are no workers
   std::unique_ptr<WorkerExperts> worker_experts_;    // null: this process has no links to workers
+  std::unique_ptr<Group> meetings_;                  // of replica_experts_
   std::unique_ptr<ReplicaExperts> replica_experts_;  // has worker_experts_; null: no replicas do
   std::unique_ptr<WorkerList> worker_list_;          // changes the workers of worker_experts_
   std::unique_ptr<Timeline> timeline_;
-  std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything
-  std::unique_ptr<ProgressWatch> rank_watch_;  // for GPUs of several ranks
+  std::unique_ptr<GpuModel> gpu_;                 // null: the CPU computes everything
+  std::unique_ptr<ProgressWatch> rank_watch_;     // for GPUs of several ranks
+  std::unique_ptr<ProgressWatch> replica_watch_;  // for steps of replica_experts_
+  Heartbeat* heartbeat_ = nullptr;                // tells of replica_experts_; null: there is none
   std::unique_ptr<StepRunner> model_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<HostPages> host_pages_;  // for a cache on the GPU and several sequences

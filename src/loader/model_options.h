@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/heartbeat.h"
 #include "comm/hosts.h"
 #include "core/row_format.h"
 #include "cpu_kernels/kernels.h"
@@ -49,6 +50,7 @@ struct Ranks {
   Group* group = nullptr;        // null: this process alone
   StepChannel* steps = nullptr;  // null: the caller makes the same calls on all ranks
   PlaceOnHost on_host = {};
+  Heartbeat* heartbeat = nullptr;  // null: lost ranks are noticed by the calls of steps alone
   bool follow() const { return steps && !steps->leads(); }  // whether rank 0 decides the steps
 };
 
@@ -80,9 +82,10 @@ inline std::chrono::duration<double> rank_patience(const WorkerOptions& workers,
                                                  longest_wait(workers) + std::chrono::seconds(5));
 }
 
-// Replicas that have links of their own to workers wait for each other at the end of a step only.
-// Added to the patience: a step that computes for so long is not a lost rank.
-constexpr std::chrono::seconds kLongestStep(120);
+// Replicas that have links of their own to workers wait for each other at the end of a step only,
+// for so long: a heartbeat tells that none is lost, and without one they wait for a shorter time.
+constexpr std::chrono::duration<double> kLongestStep = std::chrono::hours(24);
+constexpr std::chrono::duration<double> kLongestStepUnheard = std::chrono::seconds(120);
 
 constexpr Patience kLoadPatience = {std::chrono::hours(2)};  // ranks wait for each other's loading
 

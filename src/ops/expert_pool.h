@@ -48,6 +48,8 @@ struct WorkerStatus {
   int64_t n_requests;  // that were sent
   int64_t n_failures;  // how often it was lost
   double seconds;      // sum over the answered requests, from sending to the answer
+  int replica = -1;    // of the backbone, whose link it is; -1: there is one
+  bool operator==(const WorkerStatus&) const = default;
 };
 
 class ExpertPool {
@@ -87,6 +89,8 @@ class ExpertPool {
   static constexpr int n_tickets(int micro_batches) {
     return micro_batches == kMeasured ? kMaxTickets : micro_batches;
   }
+  // Whether what a step enqueues on this rank depends on the tokens of other replicas.
+  virtual bool depends_on_replicas() const { return true; }
   // Seconds of the step in which this rank waited for rows and sums of other ranks, or for workers;
   // nothing: not known.
   virtual std::optional<double> seconds_waited() const { return {}; }

@@ -112,15 +112,25 @@ void experts_text(PrometheusText& t, const Metrics::Experts& experts) {
   t.value("tandem:expert_gpu_share", loads.gpu_share);
 }
 
-// A metric tandem:<label>_<name> of each of some servers, by the label with their addresses.
+std::string labels_of(const PrefixServerStatus& server) {
+  return fmt::format("prefill_server=\"{}\"", escaped(server.address));
+}
+
+// Replicas of the backbone may have links of their own to one worker.
+std::string labels_of(const WorkerStatus& worker) {
+  return fmt::format("{}worker=\"{}\"",
+                     worker.replica < 0 ? "" : fmt::format("replica=\"{}\",", worker.replica),
+                     escaped(worker.address));
+}
+
+// A metric tandem:<of>_<name> of each of some servers, by the labels with their addresses.
 template <class Status, class Value>
-void each_text(PrometheusText& t, const std::vector<Status>& servers, const std::string& label,
+void each_text(PrometheusText& t, const std::vector<Status>& servers, const std::string& of,
                const std::string& name, const char* kind, const char* help, Value value) {
   if (servers.empty()) return;
-  const std::string metric = fmt::format("tandem:{}_{}", label, name);
+  const std::string metric = fmt::format("tandem:{}_{}", of, name);
   t.type(metric, kind, help);
-  for (const Status& server : servers)
-    t.value(metric, value(server), fmt::format("{}=\"{}\"", label, escaped(server.address)));
+  for (const Status& server : servers) t.value(metric, value(server), labels_of(server));
 }
 
 void prefill_text(PrometheusText& t, const std::vector<PrefixServerStatus>& servers) {
