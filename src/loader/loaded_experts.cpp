@@ -90,7 +90,9 @@ void LoadedExperts::load(const LoadedExpertsOptions& options, const ServedDivisi
   if (division.has_gpu() && all_on_gpu(division.gpu)) {
     weights_ = no_experts(checkpoint_.stored, config_, home_, division.in_memory);
   } else {
-    weights_ = load_weights(store, checkpoint_.stored, config_, plan, home_).weights;
+    LoadedWeights loaded = load_weights(store, checkpoint_.stored, config_, plan, home_);
+    weights_ = std::move(loaded.weights);
+    report_ = loaded.report;
   }
 }
 

@@ -64,6 +64,7 @@ class LoadedExperts {
   int64_t spare_bytes() const { return spare_bytes_; }  // for experts that move; 0: they stay
   const StandbyExperts* standby() const { return standby_.get(); }  // null: it is none
   CpuExperts& experts() { return *experts_; }                       // those that are not on a GPU
+  const LoadReport& load_report() const { return report_; }
 
  private:
   ServedSubject subject(ModelWeights& stored) const;
@@ -79,6 +80,7 @@ class LoadedExperts {
   OpenCheckpoint checkpoint_;  // empty once loaded, but of a standby
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
+  LoadReport report_;
   std::unique_ptr<Team> team_;
   std::unique_ptr<CpuExperts> experts_;
   std::unique_ptr<GpuExperts> gpu_;  // null: no expert is on a GPU
