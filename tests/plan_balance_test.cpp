@@ -81,7 +81,8 @@ TEST_P(PlanBalance, HasTheReplicasThatAreAskedForAndEvenLoads) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Machines, PlanBalance,
-                         testing::Values(BalancedRanks{"8xh200", false}, BalancedRanks{"2x9654-5090", true}));
+                         testing::Values(BalancedRanks{"8xh200", false},
+                                         BalancedRanks{"2x9654-5090", true}));
 
 // Layers that differ in nothing are written once.
 TEST(PlanBalance, OneHostHasAllExpertsOfAllLayers) {
