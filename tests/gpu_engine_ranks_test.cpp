@@ -216,7 +216,7 @@ TEST_P(GpuRanks, ReplicasWithRowsInFp8HaveLogitsNearThoseOfTheCpu) {
     mine.ranks.on_host.n_of_host = n_ranks;
     LoadedModel loaded(mine);
     if (!steps.leads()) return steps.follow();
-    EXPECT_TRUE(loaded.arithmetic().ends_with(", rows of experts in FP8"));
+    EXPECT_TRUE(says(loaded.arithmetic(), ", rows of experts in FP8"));
     for (const Logits& got : logits_of_replicas(loaded, tokens)) {
       const double error = relative_error(joined(got), joined(want), cpu.config().vocab);
       EXPECT_LT(error, kMostErrorOfFp8Rows);

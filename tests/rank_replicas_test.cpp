@@ -251,7 +251,7 @@ TEST_P(RankReplicas, HaveLogitsNearTheGoldenOnesWithRowsInFp8) {
       SCOPED_TRACE(grid.name());
       std::vector<std::vector<float>> rows(3);  // two of one replica
       on_grid(grid, options, [&](LoadedModel& loaded) {
-        EXPECT_TRUE(loaded.arithmetic().ends_with(", rows of experts in FP8"));
+        EXPECT_TRUE(says(loaded.arithmetic(), ", rows of experts in FP8"));
         Engine engine = plain_engine(loaded, 64);
         for (std::vector<float>& of : rows) {
           const std::vector<int32_t> tokens = golden.ints("tokens" + suffix);
