@@ -89,7 +89,7 @@ class Job:
         program.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec {self.fault.launcher} "$@"\n')
         program.chmod(0o755)
         return [ranks_test.TANDEM, *arguments], dict(os.environ, PATH=str(programs), TMPDIR=str(self.folder),
-                                                     HWLOC_SYNTHETIC=f"numa:1 core:{N_RANKS} pu:1")
+                                                     XDG_CACHE_HOME=str(self.folder), HWLOC_SYNTHETIC=f"numa:1 core:{N_RANKS} pu:1")
 
     def wait_for(self, path, pattern, seconds=120):
         """What `pattern` finds in a file, once it is there."""

@@ -142,7 +142,8 @@ def main():
         launcher = pathlib.Path(folder) / "mpirun"
         launcher.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec {shutil.which(LAUNCHERS[0])} "$@"\n', encoding="utf-8")
         launcher.chmod(0o755)
-        os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", TMPDIR=folder, OMPI_MCA_btl_vader_backing_directory=folder)
+        os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", TMPDIR=folder, XDG_CACHE_HOME=folder,
+                          OMPI_MCA_btl_vader_backing_directory=folder)
         return 0 if unittest.main(argv=sys.argv[:1] + sys.argv[2:], exit=False).result.wasSuccessful() else 1
 
 
