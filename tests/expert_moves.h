@@ -84,12 +84,12 @@ inline void submit_all(Engine& engine, const std::vector<Request>& requests,
   }
 }
 
-// Logits of all tokens of a text go to `logits`, [tokens][vocab].
+// Logits of a text's tokens from `first_scored` on go to `logits`, [tokens][vocab].
 inline void submit_text(Engine& engine, const std::vector<int32_t>& tokens,
-                        std::vector<std::vector<float>>& logits) {
+                        std::vector<std::vector<float>>& logits, int first_scored = 0) {
   EngineRequest request;
   request.request.prompt = tokens;
-  request.first_scored = 0;
+  request.first_scored = first_scored;
   request.on_event = [](const TokenEvent&) { return true; };
   request.on_logits = [&logits](int, std::span<const float> row) {
     logits.emplace_back(row.begin(), row.end());

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "ops/cuda_device.h"
+#include "tests/expert_moves.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
 #include "tests/rank_grids.h"
@@ -30,16 +31,7 @@ std::vector<Logits> logits_of(LoadedModel& loaded, const std::vector<int32_t>& p
   Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
                 {.max_running = n, .keeps_pages = false});
   std::vector<Logits> all(n);
-  for (Logits& rows : all) {
-    EngineRequest request;
-    request.request.prompt = prompt;
-    request.first_scored = 1;
-    request.on_event = [](const TokenEvent&) { return true; };
-    request.on_logits = [&rows](int, std::span<const float> row) {
-      rows.emplace_back(row.begin(), row.end());
-    };
-    engine.submit(std::move(request));
-  }
+  for (Logits& rows : all) submit_text(engine, prompt, rows, 1);
   while (engine.step()) {
   }
   return all;
@@ -93,11 +85,8 @@ TEST(GpuReplicasWithWorkers, GiveTheCpusLogits) {
       });
       for (int rank = 0; rank < 2; ++rank) {
         ASSERT_EQ(of_rank[rank].size(), divisions[i].size());
-        for (const WorkerStatus& worker : of_rank[rank]) {
-          EXPECT_EQ(worker.replica, rank);
-          EXPECT_GT(worker.n_requests, 0) << worker.address;
-          EXPECT_EQ(worker.n_failures, 0) << worker.address;
-        }
+        expect_all_used(of_rank[rank]);
+        for (const WorkerStatus& worker : of_rank[rank]) EXPECT_EQ(worker.replica, rank);
       }
     }
   }

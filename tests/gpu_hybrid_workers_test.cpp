@@ -55,10 +55,7 @@ TEST_P(HybridWorkers, GiveTheCpusLogits) {
     EXPECT_TRUE(says(loaded.device(), "experts also on workers"));
     EXPECT_LT(loaded.load_report().bytes, bytes_alone);
     expect_close_logits(logits_after(loaded, tokens), want, 2e-2);
-    for (const WorkerStatus& worker : loaded.model().workers()) {
-      EXPECT_GT(worker.n_requests, 0) << worker.address;
-      EXPECT_EQ(worker.n_failures, 0) << worker.address;
-    }
+    expect_all_used(loaded.model().workers());
   }
 }
 

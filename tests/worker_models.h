@@ -110,6 +110,14 @@ inline AllAnswers ask_all(Engine& engine, const std::vector<Request>& requests) 
   return state->answers;
 }
 
+// Every worker has computed something, and none was lost.
+inline void expect_all_used(const std::vector<WorkerStatus>& workers) {
+  for (const WorkerStatus& worker : workers) {
+    EXPECT_GT(worker.n_requests, 0) << worker.address;
+    EXPECT_EQ(worker.n_failures, 0) << worker.address;
+  }
+}
+
 // `options` are of the embedded model, and `want` has its answers to the first questions.
 inline void expect_answers_after_failed_steps(ModelOptions options,
                                               const std::vector<std::vector<int32_t>>& want) {

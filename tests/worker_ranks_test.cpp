@@ -200,10 +200,7 @@ TEST_P(RanksWithWorkers, GiveTheGoldenLogits) {
       expect_close(of_rank[0], want, (is_t1 ? 2e-4 : 3e-2) * largest(want));
       for (int rank = 1; rank < n_ranks; ++rank) EXPECT_EQ(of_rank[rank], of_rank[0]) << rank;
       ASSERT_EQ(used.size(), division.size());
-      for (const WorkerStatus& worker : used) {
-        EXPECT_GT(worker.n_requests, 0) << worker.address;
-        EXPECT_EQ(worker.n_failures, 0) << worker.address;
-      }
+      expect_all_used(used);
     }
   }
 }

@@ -51,8 +51,7 @@ struct GpuShare {
 };
 
 // The whole model, or else the backbone, a KV cache and as many experts as fit, up to the most that
-// are asked for. Throws Error where
-// the backbone does not fit (require_fits()).
+// are asked for. Throws Error where the backbone does not fit (require_fits()).
 GpuShare fit_gpu(const FitRequest& request, const GpuMemory& gpu);
 
 // The experts that are not `elsewhere`, in the requested format. Throws Error when they do not fit:

@@ -3,7 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
+#include "io/packed_header.h"
 #include "offload/workers/shards.h"
 #include "offload/workers/worker_fit.h"
 
@@ -25,16 +28,15 @@ std::string formats_text(const ExpertsLayout& layout, const ModelConfig& config)
   return text;
 }
 
-// FNV-1a of the ranks of every expert.
-uint64_t checksum(const ExpertOwners& owners) {
-  uint64_t sum = 0xcbf29ce484222325;
-  const auto add = [&sum](int n) { sum = (sum ^ static_cast<uint64_t>(n)) * 0x100000001b3; };
+// Of the ranks of every expert.
+uint64_t checksum_of_division(const ExpertOwners& owners) {
+  std::vector<int32_t> ranks;  // of one expert after the other, each ended by -1
   for (int layer = 0; layer < owners.n_layers(); ++layer)
     for (int expert = 0; expert < owners.n_experts(); ++expert) {
-      for (const int rank : owners.ranks(layer, expert)) add(rank + 1);
-      add(0);
+      for (const int rank : owners.ranks(layer, expert)) ranks.push_back(rank);
+      ranks.push_back(-1);
     }
-  return sum;
+  return checksum_of(std::as_bytes(std::span(ranks)));
 }
 
 }  // namespace
@@ -67,7 +69,8 @@ std::string arithmetic_of_ranks(const SumsOfRanks& sums) {
   if (has_slices)
     text += fmt::format(", columns of experts by {}", grid.n_of_stage());
   else
-    text += fmt::format(", experts by {} (division {:016x}{})", grid.n_of_stage(), checksum(owners),
+    text += fmt::format(", experts by {} (division {:016x}{})", grid.n_of_stage(),
+                        checksum_of_division(owners),
                         owners.has_replicas() ? fmt::format(", {}", name_of(owners.choice())) : "");
   if (!ways.empty()) text += ", whose rows travel";
   if (!ways.empty() && ways_decide) text += " for " + ways;

@@ -17,7 +17,8 @@ struct Decision {
   int64_t context;    // tokens per sequence
   StepLimits limits;  // of one step
   ExecutedParts parts;
-  // Of this rank; nothing: it has the whole backbone, and no other rank its experts.
+  // What of the backbone this rank has. Nothing if it has all of it and no rank computes experts
+  // for another.
   std::optional<BackboneShare> share = {};
   ExpertRows rows = ExpertRows::kExact;  // as they travel between ranks
   StageLayers stage() const { return share ? share->layers : kAllLayers; }
