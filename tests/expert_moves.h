@@ -97,4 +97,17 @@ inline void submit_text(Engine& engine, const std::vector<int32_t>& tokens,
   engine.submit(std::move(request));
 }
 
+// Logits after each token of the prompt from `first` on, computed n times at once: on as many
+// replicas, if there are some.
+inline std::vector<std::vector<std::vector<float>>> logits_at_once(
+    LoadedModel& loaded, const std::vector<int32_t>& prompt, int n, int first = 1) {
+  Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
+                {.max_running = n, .keeps_pages = false});
+  std::vector<std::vector<std::vector<float>>> all(n);
+  for (auto& rows : all) submit_text(engine, prompt, rows, first);
+  while (engine.step()) {
+  }
+  return all;
+}
+
 }  // namespace tandem::test

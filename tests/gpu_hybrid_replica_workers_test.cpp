@@ -26,17 +26,6 @@ int64_t bytes_for(const ModelOptions& options, int64_t step) {
   return bytes_for_experts([&] { return LoadedModel(options).device(); }, 0.5, step);
 }
 
-// Logits of the prompt, computed n times at once: on as many replicas, if there are some.
-std::vector<Logits> logits_of(LoadedModel& loaded, const std::vector<int32_t>& prompt, int n) {
-  Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
-                {.max_running = n, .keeps_pages = false});
-  std::vector<Logits> all(n);
-  for (Logits& rows : all) submit_text(engine, prompt, rows, 1);
-  while (engine.step()) {
-  }
-  return all;
-}
-
 TEST(GpuReplicasWithWorkers, GiveTheCpusLogits) {
   for (const char* family : {"v3_fp8", "v2_lite"}) {
     SCOPED_TRACE(family);
@@ -54,7 +43,7 @@ TEST(GpuReplicasWithWorkers, GiveTheCpusLogits) {
     ModelOptions on_cpu = options;
     on_cpu.device = DeviceChoice::kCpu;
     LoadedModel cpu(on_cpu);
-    const Logits want = logits_of(cpu, tokens, 1)[0];
+    const Logits want = logits_at_once(cpu, tokens, 1)[0];
     ASSERT_EQ(want.size(), 16u);
     const std::string first = fmt::format("0-{}", n / 2 - 1),
                       last = fmt::format("{}-{}", n / 2, n - 1);
@@ -75,7 +64,7 @@ TEST(GpuReplicasWithWorkers, GiveTheCpusLogits) {
         LoadedModel loaded(on_rank(replicas(options), group, &steps));
         EXPECT_TRUE(says(loaded.device(), "experts also on workers"));
         if (steps.leads()) {
-          for (const Logits& rows : logits_of(loaded, tokens, 2))
+          for (const Logits& rows : logits_at_once(loaded, tokens, 2))
             expect_close_logits(rows, want, 2e-2);
           steps.end();
         } else {

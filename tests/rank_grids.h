@@ -23,9 +23,10 @@ struct RankGrid {
   int pp = 1;
   int micro_batches = 0;
   std::vector<int> hosts = {};  // ModelOptions::simulated_hosts
+  std::string gpus = {};  // [ranks] 'g': computes on an emulated GPU; empty: as the options say
   std::string name() const {
-    return fmt::format("dp {}, tp {}, pp {}, {}, micro-batches {}, hosts {}", dp, tp, pp,
-                       name_of(dispatch), micro_batches, fmt::join(hosts, ","));
+    return fmt::format("dp {}, tp {}, pp {}, {}, micro-batches {}, hosts {}, {}", dp, tp, pp,
+                       name_of(dispatch), micro_batches, fmt::join(hosts, ","), gpus);
   }
 };
 
@@ -42,7 +43,10 @@ inline void on_grid(const RankGrid& grid, ModelOptions options,
   options.simulated_hosts = grid.hosts;
   run_local_ranks({grid.dp * grid.tp * grid.pp}, [&](Group& group) {
     StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
-    LoadedModel loaded(on_rank(options, group, &steps));
+    ModelOptions of_rank = on_rank(options, group, &steps);
+    if (!grid.gpus.empty())
+      of_rank.device = grid.gpus[group.rank()] == 'g' ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+    LoadedModel loaded(of_rank);
     if (prepare) prepare(loaded, group.rank());
     if (!steps.leads()) return steps.follow();
     lead(loaded);

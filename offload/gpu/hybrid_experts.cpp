@@ -11,14 +11,23 @@
 namespace tandem {
 namespace {
 
+// As ExpertPlaces takes them.
+std::vector<std::vector<int32_t>> places_of(const ModelConfig& config,
+                                            const HybridExperts::Parts& parts) {
+  std::vector<std::vector<int32_t>> places =
+      CudaExperts::places(config, parts.weights, parts.on_other_ranks);
+  for (std::vector<int32_t>& of_layer : places)
+    if (parts.hands_all_down) std::ranges::fill(of_layer, ExpertPlaces::kOnCpu);
+  return places;
+}
+
 constexpr const char* kFailed =
     "an earlier step failed between the GPU and the CPU: start the program again";
 
 }  // namespace
 
 HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens)
-    : HybridExperts(config, parts, max_tokens,
-                    CudaExperts::places(config, parts.weights, parts.on_other_ranks)) {}
+    : HybridExperts(config, parts, max_tokens, places_of(config, parts)) {}
 
 HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens,
                              const Places& places)
@@ -43,13 +52,16 @@ void HybridExperts::begin_step(std::span<const Batch> replicas, int n_micro_batc
 }
 
 // Hands the batch down and starts the GPU's own experts. A micro-batch of a small step may be
-// empty.
+// empty, and what the pool then computes for other ranks needs no GPU.
 Ticket HybridExperts::start(const ExpertBatch& batch) {
   require_not_failed();
   const Ticket ticket = batch.micro_batch;
   require_run(batches_[ticket].x.empty(), kFailed);  // left by an error
   batches_[ticket] = batch;
-  if (batch.x.rows == 0) return ticket;
+  if (batch.x.rows == 0) {
+    if (computes_for_others(batch.layer)) parts_.on_cpu.submit(batch);
+    return ticket;
+  }
   const StepTrace::Layer& layer = layers_[batch.layer];
   ExpertBatch on_gpu = batch;
   trace_.stamp(batch.layer, ticket, StepTrace::kEntered);
@@ -77,7 +89,10 @@ bool HybridExperts::waits(Ticket ticket) {
 void HybridExperts::add_to(Ticket ticket, TensorView y) {
   const ExpertBatch batch = std::exchange(batches_[ticket], {});
   const int layer = batch.layer;
-  if (batch.x.rows == 0) return;
+  if (batch.x.rows == 0) {
+    if (computes_for_others(layer)) parts_.on_cpu.add_to(ticket, y);
+    return;
+  }
   trace_.stamp(layer, ticket, StepTrace::kResumed);
   if (layers_[layer].on_gpu) parts_.on_gpu.add_to(ticket, y);
   trace_.stamp(layer, ticket, StepTrace::kOwnDone);
@@ -88,6 +103,10 @@ void HybridExperts::add_to(Ticket ticket, TensorView y) {
   else
     trace_.stamp(layer, ticket, StepTrace::kSumSeen);
   trace_.stamp(layer, ticket, StepTrace::kLeft);
+}
+
+bool HybridExperts::computes_for_others(int layer) const {
+  return layers_[layer].on_cpu && parts_.on_cpu.computes_for_others();
 }
 
 bool HybridExperts::streams(int64_t n_tokens) const {

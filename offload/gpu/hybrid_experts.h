@@ -25,6 +25,7 @@ class HybridExperts final : public ExpertPool {
     gpu::Stream& stream;
     // [layers][n_experts] experts that neither device has; empty: there are none.
     std::vector<std::vector<bool>> on_other_ranks = {};
+    bool hands_all_down = false;                 // on_cpu has the experts of the GPU too
     Team* team = nullptr;                        // computes on_cpu; polls while waiting for the GPU
     std::chrono::duration<double> patience{60};  // maximum wait for the GPU
     // Kernels may wait for the CPU. If not, they are launched when the CPU's sum is there, and no
@@ -90,6 +91,7 @@ class HybridExperts final : public ExpertPool {
   HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens,
                 const Places& places);
   Ticket start(const ExpertBatch& batch) override;
+  bool computes_for_others(int layer) const;
   bool streams(int64_t n_tokens) const;
   bool cpu_computes(const ExpertBatch& batch) const;
   void add_from_cpu(const ExpertBatch& batch, TensorView y);

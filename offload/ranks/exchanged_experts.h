@@ -53,6 +53,7 @@ class ExchangedExperts final : public ExpertPool {
   void add_to(Ticket ticket, TensorView y) override;
   void begin_step(std::span<const Batch> replicas, int n_micro_batches) override;
   int micro_batches(std::span<const Batch>, bool) const override { return p_.micro_batches; }
+  bool computes_for_others() const override { return true; }
   std::optional<double> seconds_waited() const override;
   // Starts recording when this rank computes and when its rows travel. The timeline outlives the
   // object.

@@ -53,11 +53,23 @@ bool uses_workers(const Subject& subject, BackboneGrid grid) {
          (subject.rank.rank == 0 || are_replicas_with_workers(subject, grid));
 }
 
-// What of the backbone this rank has.
+// Which ranks of this one's replica compute on GPUs; empty: all alike.
+std::vector<bool> gpus_of_replica(const Subject& subject, BackboneGrid grid) {
+  if (subject.on_gpu.empty()) return {};
+  const int rank = subject.rank.rank;
+  const auto first = subject.on_gpu.begin() + rank - grid.part_of(rank);
+  return {first, first + grid.tp};
+}
+
+// What of the backbone this rank has. GPUs divide it where a replica has some: the CPUs beside them
+// have experts, which take less time to compute there than to send to a GPU.
 BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
   const int rank = subject.rank.rank;
   const BackboneGrid grid = parts.grid;
   const StageLayers layers = grid.n_stages > 1 ? parts.stages[grid.stage_of(rank)] : kAllLayers;
+  const std::vector<bool> gpus = gpus_of_replica(subject, grid);
+  if (are_of_two_kinds(gpus))
+    return share_of_rank(subject.config, grid.part_of(rank), gpus, layers);
   return share_of_rank(subject.config, grid.part_of(rank), grid.tp, layers);
 }
 
@@ -234,6 +246,11 @@ void require_room_to_move(const HostMemory& memory, const ExpertsLayout& experts
           needed * 1e-9, memory.capacity_bytes * 1e-9);
 }
 
+// Whether GPUs beside ranks without GPUs send rows to the ranks that have their experts.
+bool rows_go_through_host(const ModelOptions& options, const Decision& decision) {
+  return decision.beside_cpus && exchanges_rows(options, decision.parts.grid);
+}
+
 GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
                    const std::optional<ExecutedParts>& placed, const Decision& decision) {
   FitRequest request = fit_request(options, subject, decision);
@@ -241,8 +258,10 @@ GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
       hosts_of_stage(subject.host_of_rank, decision.parts.grid, subject.rank.rank);
   GpuMemory memory =
       gpu_memory(subject.stored, subject.config, gpu_options(options, decision, hosts));
-  // Experts are streamed from this host's memory, where those of workers are not.
-  memory.streams = memory.streams && !uses_workers(subject, decision.parts.grid);
+  // Experts are streamed from this host's memory, where those of workers are not, and those of
+  // ranks that rows go to.
+  const bool on_host = rows_go_through_host(options, decision);
+  memory.streams = memory.streams && !uses_workers(subject, decision.parts.grid) && !on_host;
   GpuShare share;
   if (placed) {
     require_fits(request, memory, *placed->gpu);
@@ -254,7 +273,8 @@ GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
             "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
             options.experts ? format_name(*options.experts) : "");
   }
-  const std::string note = require_hand_off(share.parts);
+  const std::string note =
+      require_hand_off(on_host ? evenly_on_gpu(subject.config, 0) : share.parts);
   if (!note.empty()) options.warn(note);
   return share;
 }
@@ -371,9 +391,13 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           "cpu",
           name_of(options.dense_products));
   const bool has_links = uses_workers(subject, decision.parts.grid);
-  const bool exchanges = decision.parts.grid.n_replicas > 1 &&
-                         !are_replicas_with_workers(subject, decision.parts.grid);
-  require_dispatch_on_gpu(options, subject, decision.parts.grid, share.parts);
+  const bool on_host = rows_go_through_host(options, decision);
+  const bool exchanges = on_host || (decision.parts.grid.n_replicas > 1 &&
+                                     !are_replicas_with_workers(subject, decision.parts.grid));
+  if (decision.beside_cpus)
+    require_rows_of_replicas(options, decision.parts.grid);
+  else
+    require_dispatch_on_gpu(options, subject, decision.parts.grid, share.parts);
   require_rows_travel(decision, exchanges, "give replicas of the backbone (--dp)");
   require_routing_of_one_replica(options, decision);
   require(options.replica_choice == ReplicaChoice::kNearest,
@@ -381,8 +405,8 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
           name_of(options.replica_choice));
   const bool whole = all_on_gpu(share.parts);
   const bool whole_steps = subject.rank.n_ranks > 1 && decision.parts.grid.n_replicas == 1;
-  require_exchanged_rows(options, (exchanges && whole) || (has_links && !whole_steps), false,
-                         exchanges && whole);
+  require_exchanged_rows(options, (exchanges && whole) || (has_links && !whole_steps), on_host,
+                         on_host || (exchanges && whole));
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   require(!whole || !has_links, "--workers: the GPU has room for all experts: leave it out");
   ExecutedParts& parts = decision.parts;
@@ -390,7 +414,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
   parts.kv_tokens = share.kv_tokens;
   if (placed && !whole && options.moves_experts)
     require_room_to_move(host_memory(options, subject, true, 0), parts.experts);
-  if (!placed && !whole)
+  if (!placed && (!whole || on_host))
     parts.experts = fit_beside(beside_cpu(share.parts), fit_request(options, subject, decision),
                                host_memory(options, subject, true, 0), subject);
 }
@@ -458,6 +482,24 @@ bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
          (grid.n_replicas > 1 || exchange_mode(options.dispatch));
 }
 
+bool are_of_two_kinds(const std::vector<bool>& on_gpu) {
+  const auto n = std::count(on_gpu.begin(), on_gpu.end(), true);
+  return n > 0 && n < std::ssize(on_gpu);
+}
+
+std::string why_not_of_two_kinds(const ModelOptions& options) {
+  const std::pair<bool, const char*> others[] = {{options.workers.any(), "--workers"},
+                                                 {options.moves_experts, "--rebalance"},
+                                                 {options.record_timeline, "--timeline"},
+                                                 {options.micro_batches > 1, "--micro-batches"},
+                                                 {options.identifies, "--role"},
+                                                 {options.kv && options.kv != DType::kBF16, "--kv"},
+                                                 {options.fp8_activations, "--activations"}};
+  for (const auto& [asked, name] : others)
+    if (asked) return fmt::format("{} needs ranks of one kind", name);
+  return "";
+}
+
 HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid grid, int rank) {
   const int n = grid.n_of_stage();
   if (host_of_rank.empty()) return HostLayout::one_host(n);
@@ -497,6 +539,9 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   decision.limits = step_limits(options, decision.context, placed);
   decision.parts.chunk_tokens = decision.limits.max_tokens;
   const BackboneGrid grid = decision.parts.grid;
+  decision.beside_cpus = are_of_two_kinds(subject.on_gpu);
+  decision.first_routes = are_of_two_kinds(gpus_of_replica(subject, grid));
+  if (decision.beside_cpus) decision.parts.micro_batches = 1;
   if (subject.rank.n_ranks > 1 && !are_replicas_with_workers(subject, grid))
     decision.share = share_of(subject, decision.parts);
   std::optional<GpuShare> share;
@@ -549,6 +594,8 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .fp8_activations = options.fp8_activations,
           .share = decision.share,
           .grid = decision.share ? decision.parts.grid : BackboneGrid(),
+          .beside_cpus = decision.beside_cpus,
+          .exchanges_on_host = rows_go_through_host(options, decision),
           .replicated_experts = has_replicas(decision.parts),
           .moves_experts = options.moves_experts,
           .micro_batches = exchanged_micro_batches(options, decision.parts),

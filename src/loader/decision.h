@@ -21,6 +21,8 @@ struct Decision {
   // for another.
   std::optional<BackboneShare> share = {};
   ExpertRows rows = ExpertRows::kExact;  // as they travel between ranks
+  bool beside_cpus = false;              // some ranks compute on GPUs and others on CPUs
+  bool first_routes = false;             // RankGroups, in this rank's replica
   StageLayers stage() const { return share ? share->layers : kAllLayers; }
 };
 
@@ -37,6 +39,7 @@ struct Subject {
   // there are no workers.
   std::vector<std::vector<bool>> on_workers = {};
   std::vector<int> host_of_rank = {};  // of all ranks; empty: they are on one host
+  std::vector<bool> on_gpu = {};       // [ranks] whether each computes on a GPU; empty: all alike
   // Experts, of all layers, that the GPU has at most: as many on all replicas with workers.
   int64_t most_on_gpu = std::numeric_limits<int64_t>::max();
 };
@@ -57,6 +60,10 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
 std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch);
 // Whether CPU ranks of the grid exchange rows (ExchangedExperts); else they add up their sums.
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid);
+// Whether some of the ranks compute on GPUs and others do not.
+bool are_of_two_kinds(const std::vector<bool>& on_gpu);
+// Why ranks of two kinds do not run with these options, in one line; empty: they do.
+std::string why_not_of_two_kinds(const ModelOptions& options);
 // The hosts of the ranks of this rank's stage; host_of_rank as in Subject.
 HostLayout hosts_of_stage(const std::vector<int>& host_of_rank, BackboneGrid grid, int rank);
 // ExchangedParts::micro_batches, and WorkerExpertsParts::micro_batches: as asked, or as placed

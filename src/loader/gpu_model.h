@@ -18,6 +18,7 @@
 #include "offload/plan/workload.h"
 #include "offload/ranks/expert_exchange.h"
 #include "offload/timeline.h"
+#include "ops/rank_calls.h"
 #include "scheduling/output_thread.h"
 
 namespace tandem {
@@ -30,10 +31,14 @@ struct GpuModelOptions {
   bool fp8_activations = false;             // in products of many tokens with FP8 weights
   std::optional<BackboneShare> share = {};  // of this rank; nothing: the whole backbone
   BackboneGrid grid = {};                   // of all ranks
-  int n_threads = 1;                        // loading threads
-  bool replicated_experts = false;          // several ranks have the same expert
-  bool moves_experts = false;               // mover()
-  int micro_batches = 1;                    // of steps of replicas, or ExpertPool::kMeasured
+  // Some ranks have no GPU: what ranks do together passes through host memory.
+  bool beside_cpus = false;
+  // There, rows go to the ranks that have their experts: all that this GPU has not are theirs.
+  bool exchanges_on_host = false;
+  int n_threads = 1;                // loading threads
+  bool replicated_experts = false;  // several ranks have the same expert
+  bool moves_experts = false;       // mover()
+  int micro_batches = 1;            // of steps of replicas, or ExpertPool::kMeasured
   // How rows of replicas travel; nothing: what is faster.
   std::optional<ExchangeMode> exchange = {};
   ExpertRows rows = ExpertRows::kExact;        // how they travel
@@ -44,8 +49,10 @@ struct GpuModelOptions {
   std::chrono::duration<double> patience = std::chrono::seconds(60);
   // Tokens for which experts are computed at a time: replicas bring theirs together.
   int expert_tokens() const {
-    return grid.n_replicas > 1 ? grid.of_stage().most_tokens(max_tokens) : max_tokens;
+    return grid.n_replicas > 1 && !beside_cpus ? served_tokens() : max_tokens;
   }
+  // Tokens of a step that all ranks of a stage send to the experts of one.
+  int served_tokens() const { return grid.of_stage().most_tokens(max_tokens); }
 };
 
 // What moves experts between the GPU and the CPU beside it, or between the GPUs of ranks.
@@ -75,9 +82,13 @@ class GpuModel {
   virtual Ops& ops() = 0;
   // The experts on the GPU and, once added, those of the CPU or of workers. May have none.
   virtual ExpertPool& experts() = 0;
-  // `experts` are what this host has. `workers`, if any, uses them and other processes for all
-  // experts that the GPU does not have. All must outlive the object; the timeline may be null.
-  virtual void add_cpu_experts(CpuExperts& experts, ExpertPool* workers, Timeline* timeline) = 0;
+  // `experts` are what this host has. `others`, if any, uses them and other processes, workers or
+  // ranks, for all experts that the GPU does not have. All must outlive the object; the timeline
+  // may be null.
+  virtual void add_cpu_experts(CpuExperts& experts, ExpertPool* others, Timeline* timeline) = 0;
+  // Where rows are exchanged on the host: what computes those that arrive here, in `cpu` and,
+  // beside the backbone, on the GPU. Their sums do not wait for those of this rank's own rows.
+  virtual ExpertPool& served_experts(CpuExperts& cpu) = 0;
   // The GPUs of the group's ranks compute together, each a rank's share of a replica. All ranks
   // call it, after add_cpu_experts(). The owners outlive the object. Throws Error where the GPUs
   // cannot be connected.
@@ -85,6 +96,8 @@ class GpuModel {
   // measure how rows travel.
   virtual void join(Group& ranks, const ExpertOwners& owners,
                     const std::function<void()>& on_hang) = 0;
+  // The same beside ranks without GPUs: groups that outlive the object.
+  virtual void use(const RankGroups& ranks) = 0;
   // After join(): how rows of replicas travel, in a line; empty: there is one replica.
   virtual std::string ways_of_rows() const = 0;
   // For options that move experts; the last call before the first step. What the parts refer to

@@ -4,6 +4,7 @@
 
 #include "comm/group.h"
 #include "model/backbone_share.h"
+#include "ops/rank_calls.h"
 
 namespace tandem {
 
@@ -19,6 +20,13 @@ class GridGroups {
   // This rank and its like of the stage before, and of the one after; null: there is none.
   Group* before() const { return before_.get(); }
   Group* after() const { return after_.get(); }
+  // Those that compute the backbone with this rank. first_routes: RankGroups.
+  RankGroups of_backbone(BackboneGrid grid, bool first_routes) const {
+    return {.replica = grid.tp > 1 ? &replica() : nullptr,
+            .before = before(),
+            .after = after(),
+            .first_routes = first_routes};
+  }
 
   // Sets the patience of all these groups except `all`.
   void set_patience(Patience patience);

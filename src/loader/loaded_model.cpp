@@ -24,15 +24,12 @@ namespace tandem {
 namespace {
 
 // KV cache tokens on the CPU, from the memory that is free after loading.
-int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_t context,
-                  DType cache_type) {
-  if (options.max_kv_tokens <= context) return context;
+int64_t fitting_kv_tokens(const ModelOptions& options, const ModelConfig& config,
+                          DType cache_type) {
   const double available =
       static_cast<double>(available_memory_bytes()) / options.ranks.on_host.n_of_host;
   const auto bytes = static_cast<int64_t>(options.kv_fraction * available);
-  int64_t fitting = bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
-  if (options.ranks.group) fitting = least_on_all(*options.ranks.group, fitting);
-  return std::clamp(fitting, context, options.max_kv_tokens);
+  return bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
 }
 
 // Watchdog limit: a job takes milliseconds. Neither a hung thread nor the GPU that waits for it can
@@ -97,15 +94,11 @@ std::string text_of_tensors(const WeightStore& store) {
       store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
-// GPUs compute where every rank has one of its own.
-ModelOptions options_of_rank(ModelOptions options) {
-  if (options.device == DeviceChoice::kCpu) return options;
-  const std::string why_not =
-      choose_gpu_of_rank(options.ranks, options.device == DeviceChoice::kCuda);
-  if (why_not.empty()) return options;
-  options.warn(fmt::format("running on the CPUs: {}", why_not));
-  options.device = DeviceChoice::kCpu;
-  return options;
+std::string text_of_ranks(const std::vector<bool>& which) {
+  std::vector<int> ranks;
+  for (int r = 0; r < std::ssize(which); ++r)
+    if (which[r]) ranks.push_back(r);
+  return fmt::format("{}", fmt::join(ranks, ", "));
 }
 
 // Experts move between ranks that each have whole ones, all on CPUs or all on GPUs, or between a
@@ -209,7 +202,11 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
       host_of_rank_ = simulated_hosts_of_ranks(options.simulated_hosts, group.size());
     });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
-  run_on_all(group, [&] { load(options_of_rank(options), progress); });
+  run_on_all(group, [&] {
+    ModelOptions own = options;
+    choose_gpus(own);
+    load(own, progress);
+  });
   const Patience patience = {rank_patience(options.workers, Patience().limit)};
   group.set_patience(patience);
   groups_.set_patience(patience);  // they have that of loading
@@ -218,6 +215,24 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   if (!options.ranks.steps) return;
   const int number = options.ranks.steps->add(*model_, *cache_);
   if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
+}
+
+// GPUs compute where ranks have one of their own, and CPUs on the other ranks, unless the options
+// need ranks of one kind.
+void LoadedModel::choose_gpus(ModelOptions& options) {
+  const GpusOfRanks gpus = choose_gpus_of_ranks(options.ranks, options.device);
+  on_gpu_ = gpus.have;
+  const std::string why_not = why_not_of_two_kinds(options);
+  if (are_of_two_kinds(on_gpu_) && why_not.empty()) {
+    options.note(fmt::format("the backbone is on the GPUs of ranks {}, and others use their CPUs",
+                             text_of_ranks(on_gpu_)));
+  } else if (std::find(on_gpu_.begin(), on_gpu_.end(), false) != on_gpu_.end()) {
+    on_gpu_.assign(on_gpu_.size(), false);
+    if (options.device != DeviceChoice::kCpu)
+      options.warn(fmt::format("running on the CPUs: {}{}", gpus.why_not,
+                               why_not.empty() ? "" : ", and " + why_not));
+  }
+  if (!on_gpu_[options.ranks.group->rank()]) options.device = DeviceChoice::kCpu;
 }
 
 // The ranks of replicas meet at the end of a step only, however long one computes: a heartbeat
@@ -294,7 +309,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
       decision.parts.grid.n_stages);
   if (drafting_.decides && !is_pipeline) add_mtp(options, store, stored, decision);
   if (every_rank_has_links(options)) make_alike(options, stored, decision);
-  if (options.ranks.group && decision.parts.gpu)
+  if (options.ranks.group && decision.parts.gpu && !decision.beside_cpus)
     decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
   check((decision.parts.grid.n_replicas == 1 && !is_pipeline) || options.ranks.steps,
         "rank 0 decides the steps of replicas and stages");
@@ -358,20 +373,28 @@ std::string LoadedModel::arithmetic_of(const Decision& decision) const {
          .ways_decide = decision.rows == ExpertRows::kFp8 ||
                         hosts_of_stage(host_of_rank_, grid, 0).has_two_levels()});
   }
+  if (decision.beside_cpus) text += ", GPUs on ranks " + text_of_ranks(on_gpu_);
   if (asked_workers_) text += ", workers with " + arithmetic_of_workers(*asked_workers_);
   return text;
 }
 
-// Ranks take the CPU if the GPU of one of them does not take its part.
-Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& stored) const {
+// A rank takes the CPU if its GPU does not take its part, and then all do that need ranks of one
+// kind. What the others have may depend on that.
+Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& stored) {
   Decision decision = decide(options, subject(options.ranks, stored));
-  Group* const group = options.ranks.group;
-  if (!group || options.device != DeviceChoice::kAuto ||
-      least_on_all(*group, decision.parts.gpu.has_value()) > 0)
-    return decision;
-  ModelOptions on_cpu = options;
-  on_cpu.device = DeviceChoice::kCpu;
-  return decide(on_cpu, subject(options.ranks, stored));
+  if (!options.ranks.group) return decision;
+  Group& group = *options.ranks.group;
+  for (ModelOptions again = options;;) {
+    run_on_all(group, [] {});
+    std::vector<char> on_gpu(group.size());
+    group.all_gather_values(static_cast<char>(decision.parts.gpu.has_value()), std::span(on_gpu));
+    std::vector<bool> found(on_gpu.begin(), on_gpu.end());
+    if (found == on_gpu_) return decision;
+    if (!why_not_of_two_kinds(options).empty()) found.assign(found.size(), false);
+    on_gpu_ = found;
+    if (!on_gpu_[group.rank()]) again.device = DeviceChoice::kCpu;
+    decision = decide(again, subject(options.ranks, stored));
+  }
 }
 
 // The ranks of a host have equal shares of its memory.
@@ -382,6 +405,7 @@ Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   if (ranks.group)
     subject.rank = {ranks.group->rank(), ranks.group->size(), ranks.on_host.n_of_host};
   subject.host_of_rank = host_of_rank_;
+  subject.on_gpu = on_gpu_;
   return subject;
 }
 
@@ -422,7 +446,8 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
 void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   const auto& [options, checkpoint, progress] = source;
   const ExecutedParts& parts = decision.parts;
-  const bool shares = !all_on_gpu(*parts.gpu);
+  const bool exchanges = decision.beside_cpus && exchanges_rows(options, parts.grid);
+  const bool shares = !all_on_gpu(*parts.gpu) || exchanges;
   const Group* const group = options.ranks.group;
   GpuModelOptions gpu =
       gpu_options(options, decision,
@@ -436,16 +461,20 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     const LoadReport host = load_host_weights(source, parts.experts);
     report_.seconds += host.seconds;
     report_.bytes += host.bytes;
-    start_team(options, gpu.expert_tokens());
+    start_team(options, exchanges ? gpu.served_tokens() : gpu.expert_tokens());
     if (options.record_timeline) timeline_ = std::make_unique<Timeline>();
   }
-  ExpertPool* const workers = start_workers(options, decision);
-  if (shares) gpu_->add_cpu_experts(*experts_, workers, timeline_.get());
-  if (options.ranks.group) set_owners(options, decision);
-  if (every_rank_has_links(options))
-    start_replica(options, gpu_->experts());
-  else if (options.ranks.group)
-    join_ranks(options);
+  if (decision.beside_cpus) {
+    join_beside_cpus(options, decision);
+  } else {
+    ExpertPool* const workers = start_workers(options, decision);
+    if (shares) gpu_->add_cpu_experts(*experts_, workers, timeline_.get());
+    if (options.ranks.group) set_owners(options, decision);
+    if (every_rank_has_links(options))
+      start_replica(options, gpu_->experts());
+    else if (options.ranks.group)
+      join_ranks(options);
+  }
   simulate_routing(options, decision);
   if (moving) start_mover(source, decision, std::move(moving));
   if (options.record_routing) gpu_->record_routing();  // all ids, also those of other ranks
@@ -454,10 +483,29 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
                  replica_experts_ ? static_cast<ExpertPool&>(*replica_experts_) : gpu_->experts()},
       decision.limits, options.attention, place_in_grid(options, parts));
   const StageLayers stage = decision.stage();
-  const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type, stage);
-  cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
+  const int64_t n_tokens =
+      decision.beside_cpus ? kv_tokens_of_all(options, parts.kv_tokens) : parts.kv_tokens;
+  const int64_t bytes = KvCache::bytes_for(config_, n_tokens, parts.kv_type, stage);
+  cache_ = std::make_unique<KvCache>(config_, n_tokens, parts.kv_type,
                                      gpu_->device().allocate(bytes), stage);
-  add_host_pages(options);
+  if (!decision.beside_cpus) add_host_pages(options);  // all ranks have as many
+}
+
+// Makes the calls that load_on_cpu() makes on other ranks.
+void LoadedModel::join_beside_cpus(const ModelOptions& options, const Decision& decision) {
+  groups_ = GridGroups(*options.ranks.group, decision.parts.grid);
+  gpu_->use(groups_.of_backbone(decision.parts.grid, decision.first_routes));
+  set_owners(options, decision);
+  if (exchanges_rows(options, decision.parts.grid))
+    exchanged_experts_ = exchanged_experts(options, decision, gpu_->served_experts(*experts_));
+  if (experts_) gpu_->add_cpu_experts(*experts_, exchanged_experts_.get(), nullptr);
+}
+
+// Of a cache of which this rank has memory for n_tokens.
+int64_t LoadedModel::kv_tokens_of_all(const ModelOptions& options, int64_t n_tokens) const {
+  if (options.max_kv_tokens <= context_) return context_;
+  if (options.ranks.group) n_tokens = least_on_all(*options.ranks.group, n_tokens);
+  return std::clamp(n_tokens, context_, options.max_kv_tokens);
 }
 
 void LoadedModel::join_ranks(const ModelOptions& options) {
@@ -520,7 +568,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                         place_in_grid(options, decision.parts));
   const DType type = decision.parts.kv_type;
   const StageLayers stage = decision.stage();
-  const int64_t n_tokens = kv_tokens(options, config_, context_, type);
+  const int64_t n_tokens = kv_tokens_of_all(options, fitting_kv_tokens(options, config_, type));
   cache_ = std::make_unique<KvCache>(
       config_, n_tokens, type, Buffer(KvCache::bytes_for(config_, n_tokens, type, stage)), stage);
 }
@@ -539,11 +587,10 @@ ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision
   Group& group = *options.ranks.group;
   const BackboneGrid grid = decision.parts.grid;
   groups_ = GridGroups(group, grid);
-  if (grid.tp > 1) ops_->use(groups_.replica());
-  ops_->use_stages(groups_.before(), groups_.after());
+  ops_->use(groups_.of_backbone(grid, decision.first_routes));
   set_owners(options, decision);
   if (exchanges_rows(options, grid)) {
-    exchanged_experts_ = exchanged_experts(options, decision);
+    exchanged_experts_ = exchanged_experts(options, decision, *experts_);
     if (options.record_timeline) {
       timeline_ = std::make_unique<Timeline>();
       exchanged_experts_->record(*timeline_);
@@ -633,10 +680,12 @@ void LoadedModel::set_owners(const ModelOptions& options, const Decision& decisi
                                                      n_of_stage, hosts, options.replica_choice));
 }
 
+// A GPU's experts take floats.
 std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOptions& options,
-                                                                 const Decision& decision) {
+                                                                 const Decision& decision,
+                                                                 ExpertPool& mine) {
   Group& group = *options.ranks.group;
-  bool takes_bf16 = true;
+  bool takes_bf16 = &mine == experts_.get();
   const std::vector<cpu::ActivationType> types = experts_->activations();
   for (int layer = 0; layer < config_.n_all_layers(); ++layer)
     if (config_.is_moe(layer))
@@ -653,7 +702,7 @@ std::unique_ptr<ExchangedExperts> LoadedModel::exchanged_experts(const ModelOpti
                       .host_of_rank = simulates_hosts ? hosts.host_of_rank() : std::vector<int>()});
   auto experts = std::make_unique<ExchangedExperts>(ExchangedParts{
       delayed_ ? *delayed_ : groups_.stage(), hosts, grid.of_stage(), *owners_, kernels_, config_,
-      *experts_, decision.limits.max_tokens, row_formats(decision.rows, takes_bf16),
+      mine, decision.limits.max_tokens, row_formats(decision.rows, takes_bf16),
       exchange_mode(options.dispatch), exchanged_micro_batches(options, decision.parts)});
   options.note("rows of experts: " + experts->modes());
   return experts;

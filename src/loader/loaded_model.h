@@ -78,7 +78,8 @@ class LoadedModel {
   void load(const ModelOptions& options, const Progress& progress);
   void load_beside_moving_workers(ModelOptions options, const Progress& progress);
   void load_on_ranks(const ModelOptions& options, const Progress& progress);
-  Decision first_decision(const ModelOptions& options, ModelWeights& stored) const;
+  void choose_gpus(ModelOptions& options);
+  Decision first_decision(const ModelOptions& options, ModelWeights& stored);
   Subject subject(const Ranks& ranks, ModelWeights& stored) const;
   void add_mtp(const ModelOptions& options, const WeightStore& store, ModelWeights& stored,
                Decision& decision);
@@ -95,8 +96,10 @@ class LoadedModel {
   void start_replica(const ModelOptions& options, ExpertPool& mine);
   void watch_replica(const ModelOptions& options);
   std::unique_ptr<ExchangedExperts> exchanged_experts(const ModelOptions& options,
-                                                      const Decision& decision);
+                                                      const Decision& decision, ExpertPool& mine);
   void join_ranks(const ModelOptions& options);
+  void join_beside_cpus(const ModelOptions& options, const Decision& decision);
+  int64_t kv_tokens_of_all(const ModelOptions& options, int64_t n_tokens) const;
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);
   void start_team(const ModelOptions& options, int max_tokens);
@@ -123,6 +126,7 @@ class LoadedModel {
   std::unique_ptr<ExpertOwners> owners_;       // null without other ranks
   std::unique_ptr<ExpertMover> mover_;         // null: experts stay
   std::vector<int> host_of_rank_;              // of all ranks; empty: there are no others
+  std::vector<bool> on_gpu_;                   // Subject::on_gpu
   GridGroups groups_;
   std::unique_ptr<RankExperts> rank_experts_;  // one of these two has experts_; null: neither
   std::unique_ptr<Group> delayed_;             // null: rows travel as fast as they can

@@ -23,18 +23,30 @@ int64_t filling(int64_t unit, int64_t size) { return unit / std::gcd(unit, size)
 }  // namespace
 
 BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks, StageLayers layers) {
+  return share_of_rank(config, rank, std::vector<bool>(n_ranks, true), layers);
+}
+
+BackboneShare share_of_rank(const ModelConfig& config, int rank, const std::vector<bool>& divide,
+                            StageLayers layers) {
   const MlaConfig& m = config.mla;
   const int64_t unit =
       config.scale_block > 0 ? std::lcm(kColumns, int64_t{config.scale_block}) : kColumns;
   const int64_t heads = std::lcm(std::lcm(filling(unit, m.qk_dim()), filling(unit, m.v_dim)),
                                  filling(unit, m.nope_dim + m.v_dim));
+  const auto n_dividing = static_cast<int>(std::count(divide.begin(), divide.end(), true));
+  const auto part_of_rank = [&](int64_t n, int64_t of_unit, int r) -> Slice {
+    const auto before = static_cast<int>(std::count(divide.begin(), divide.begin() + r, true));
+    if (divide[r]) return part_of(n, of_unit, before, n_dividing);
+    return {before < n_dividing ? part_of(n, of_unit, before, n_dividing).first : n, 0};
+  };
   BackboneShare share{.rank = rank,
-                      .heads = part_of(m.n_heads, heads, rank, n_ranks),
-                      .dense = part_of(config.dense_dim, unit, rank, n_ranks),
-                      .shared = part_of(config.shared_dim(), unit, rank, n_ranks),
+                      .heads = part_of_rank(m.n_heads, heads, rank),
+                      .dense = part_of_rank(config.dense_dim, unit, rank),
+                      .shared = part_of_rank(config.shared_dim(), unit, rank),
                       .vocab = {},
                       .layers = layers};
-  for (int r = 0; r < n_ranks; ++r) share.vocab.push_back(part_of(config.vocab, unit, r, n_ranks));
+  for (int r = 0; r < std::ssize(divide); ++r)
+    share.vocab.push_back(part_of_rank(config.vocab, unit, r));
   return share;
 }
 

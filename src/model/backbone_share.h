@@ -62,6 +62,9 @@ struct BackboneShare {
 // Divides what can be divided as evenly as its blocks allow.
 BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks,
                             StageLayers layers = kAllLayers);
+// The same among those ranks of a replica that `divide`, [ranks]; the others have none of it.
+BackboneShare share_of_rank(const ModelConfig& config, int rank, const std::vector<bool>& divide,
+                            StageLayers layers = kAllLayers);
 
 // The share of the only rank.
 inline BackboneShare whole_backbone(const ModelConfig& config) {

@@ -18,17 +18,6 @@ int max_columns(const ModelConfig& c) {
                    c.shared_dim()});
 }
 
-void copy_rows(TensorView from, TensorView to) {
-  check(from.dtype == to.dtype, "a copy has the type of its source");
-  for (int64_t r = 0; r < from.rows; ++r)
-    std::memcpy(to.row_data(r), from.row_data(r), from.cols * size_of(from.dtype));
-}
-
-Bytes bytes_of(TensorView x) {
-  check(x.stride == x.cols, "rows that travel are dense");
-  return {x.row_data(0), static_cast<size_t>(x.rows * x.row_bytes())};
-}
-
 }  // namespace
 
 DType cache_type_for(const cpu::KernelTable& kernels) {
@@ -201,6 +190,7 @@ void CpuOps::route(const RouteArgs& a) {
                                                    s.positions[t], s.ids.rows, s.varies)),
                   k, a.out.ids.row<int32_t>(t));
   });
+  if (ranks_.first_routes()) ranks_.take_routing_of_first(a.out);
   if (!a.uses) return;
   for (int64_t t = 0; t < a.x.rows; ++t)
     for (const int32_t id : std::span(a.out.ids.row<int32_t>(t), k)) ++a.uses[id];
@@ -210,33 +200,6 @@ void CpuOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView
   for (size_t i = 0; i < rows.size(); ++i)
     std::copy_n(x.row<float>(rows[i]), x.cols, out.row<float>(i));
 }
-
-void CpuOps::all_reduce(TensorView x) {
-  if (!ranks_) return;
-  check(x.stride == x.cols, "the ranks add dense matrices");
-  ranks_->all_reduce({x.row<float>(0), static_cast<size_t>(x.rows * x.cols)});
-}
-
-// The columns of a rank travel as one dense piece.
-void CpuOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {
-  if (!ranks_) return;
-  gathered_.resize(x.rows * x.cols);
-  piece_bytes_.clear();
-  for (const Slice& s : slices) piece_bytes_.push_back(x.rows * s.n * size_of(DType::kF32));
-  const auto piece = [&](const Slice& s) -> TensorView {
-    return {gathered_.data() + x.rows * s.first, x.rows, s.n, s.n};
-  };
-  const Slice mine = slices[ranks_->rank()];
-  copy_rows(x.cols_from(mine.first, mine.n), piece(mine));
-  ranks_->all_gather(
-      std::as_bytes(std::span(gathered_).subspan(x.rows * mine.first, x.rows * mine.n)),
-      {std::as_writable_bytes(std::span(gathered_)), piece_bytes_});
-  for (const Slice& s : slices) copy_rows(piece(s), x.cols_from(s.first, s.n));
-}
-
-// The rank of the stage before is the first of two.
-void CpuOps::send(TensorView x) { stage_after_->broadcast(bytes_of(x), 0); }
-void CpuOps::receive(TensorView x) { stage_before_->broadcast(bytes_of(x), 0); }
 
 void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
   constexpr int64_t kAtOnce = 1 << 16;

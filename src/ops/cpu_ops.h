@@ -4,13 +4,13 @@
 #pragma once
 #include <vector>
 
-#include "comm/group.h"
 #include "core/memory.h"
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
 #include "ops/dense_products.h"
 #include "ops/device.h"
 #include "ops/ops.h"
+#include "ops/rank_calls.h"
 
 namespace tandem {
 
@@ -46,13 +46,8 @@ class CpuOps final : public Ops {
   // prepared for; null: the kernels compute all. The bits of a row may then depend on the number of
   // rows.
   void use(ProductProvider* provider, std::vector<const void*> matrices);
-  // The ranks of all_reduce() and all_gather_cols().
-  void use(Group& ranks) { ranks_ = &ranks; }
-  // Groups of two: this rank and that of the pipeline stage before, or after; null: there is none.
-  void use_stages(Group* before, Group* after) {
-    stage_before_ = before;
-    stage_after_ = after;
-  }
+  // The ranks that compute the backbone with this one.
+  void use(const RankGroups& ranks) { ranks_ = RankCalls(ranks); }
 
   void begin(const Batch&) override {}
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
@@ -68,10 +63,14 @@ class CpuOps final : public Ops {
   void silu_mul(TensorView gate, TensorView up) override;
   void route(const RouteArgs& args) override;
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
-  void all_reduce(TensorView x) override;
-  void all_gather_cols(TensorView x, std::span<const Slice> slices) override;
-  void send(TensorView x) override;
-  void receive(TensorView x) override;
+  void all_reduce(TensorView x) override {
+    if (ranks_.divide()) ranks_.all_reduce(x);
+  }
+  void all_gather_cols(TensorView x, std::span<const Slice> slices) override {
+    if (ranks_.divide()) ranks_.all_gather_cols(x, slices);
+  }
+  void send(TensorView x) override { ranks_.send(x); }
+  void receive(TensorView x) override { ranks_.receive(x); }
 
  private:
   // Some (token, head) rows of a sequence with some of its keys.
@@ -110,11 +109,7 @@ class CpuOps final : public Ops {
   const cpu::KernelTable& kernels_;
   Team& team_;
   Arena arena_;
-  Group* ranks_ = nullptr;  // null: one rank
-  Group *stage_before_ = nullptr, *stage_after_ = nullptr;
-  // Pieces of all_gather_cols() and their sizes; grow to the largest call.
-  std::vector<float> gathered_;
-  std::vector<int64_t> piece_bytes_;
+  RankCalls ranks_;
   ProductProvider* provider_ = nullptr;
   std::vector<const void*> provided_;  // sorted
   Buffer rows_;                        // for side_by_side(); empty without a provider

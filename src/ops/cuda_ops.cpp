@@ -139,6 +139,7 @@ void CudaOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
 }
 
 void CudaOps::all_reduce(TensorView x) {
+  if (calls_) return calls_->all_reduce(x);
   if (!ranks_) return;
   check(x.stride == x.cols, "the ranks add dense matrices");
   ranks_->all_reduce(stream_, x.row<float>(0), x.rows * x.cols);
@@ -146,11 +147,13 @@ void CudaOps::all_reduce(TensorView x) {
 
 // The GPU of the stage before is the first of two.
 void CudaOps::send(TensorView x) {
+  if (calls_) return calls_->send(x);
   check(x.stride == x.cols, "rows that travel are dense");
   stage_after_->broadcast(stream_, x.row<float>(0), x.rows * x.cols, 0);
 }
 
 void CudaOps::receive(TensorView x) {
+  if (calls_) return calls_->receive(x);
   check(x.stride == x.cols, "rows that travel are dense");
   stage_before_->broadcast(stream_, x.row<float>(0), x.rows * x.cols, 0);
 }
@@ -158,6 +161,7 @@ void CudaOps::receive(TensorView x) {
 // The sum of columns that one rank has and that are 0 elsewhere. An all-gather would move half of
 // the bytes, but rows of columns that lie apart, so it would need copies before and after.
 void CudaOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {
+  if (calls_) return calls_->all_gather_cols(x, slices);
   if (!ranks_) return;
   for (int rank = 0; rank < std::ssize(slices); ++rank)
     if (rank != ranks_->rank() && slices[rank].n > 0)
@@ -238,6 +242,7 @@ void CudaOps::route(const RouteArgs& a) {
                       .token_stride = s.token_stride};
   args.tokens = rows_of(a.x);
   gpu::route(stream_, args);
+  if (calls_) calls_->route(a.out);
 }
 
 void CudaOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {

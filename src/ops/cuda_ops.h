@@ -2,11 +2,14 @@
 // Activations are float; the cache is BF16 or FP8. The code is the same for a real and an emulated
 // GPU: linking decides which one is used.
 #pragma once
+#include <memory>
+
 #include "gpu_kernels/exchange/collectives.h"
 #include "gpu_kernels/router.h"
 #include "ops/cuda_attention.h"
 #include "ops/cuda_batch.h"
 #include "ops/cuda_products.h"
+#include "ops/cuda_rank_calls.h"
 #include "ops/ops.h"
 
 namespace tandem {
@@ -28,6 +31,11 @@ class CudaOps final : public Ops {
 
   // The GPUs of these ranks divide the backbone. The object must outlive the operations.
   void use(gpu::Collectives& ranks) { ranks_ = &ranks; }
+  // The same where some of the ranks that compute the backbone have no GPU, with matrices of up to
+  // max_bytes. Steps cannot be recorded then. Throws Error when too little memory is left.
+  void use(const RankGroups& ranks, int64_t max_bytes) {
+    calls_ = std::make_unique<CudaRankCalls>(ranks, max_bytes, stream_);
+  }
   // Is told that a step begins, which may wait for other ranks.
   void watch(gpu::Collectives& watched) { watched_ = &watched; }
   // GPUs of two ranks: this one and that of the pipeline stage before, or after; null: there is
@@ -78,7 +86,8 @@ class CudaOps final : public Ops {
   gpu::Buffer frequencies_;            // [rope_dim / 2]
   gpu::Collectives* ranks_ = nullptr;  // null: no other ranks
   gpu::Collectives *stage_before_ = nullptr, *stage_after_ = nullptr;
-  gpu::Collectives* watched_ = nullptr;  // null: no other ranks
+  gpu::Collectives* watched_ = nullptr;   // null: no other ranks
+  std::unique_ptr<CudaRankCalls> calls_;  // null: all ranks have GPUs
 };
 
 }  // namespace tandem

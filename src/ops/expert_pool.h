@@ -91,6 +91,9 @@ class ExpertPool {
   }
   // Whether what a step enqueues on this rank depends on the tokens of other replicas.
   virtual bool depends_on_replicas() const { return true; }
+  // Whether a step without tokens submits an empty batch for each layer all the same, because the
+  // pool computes experts for other ranks.
+  virtual bool computes_for_others() const { return false; }
   // Seconds of the step in which this rank waited for rows and sums of other ranks, or for workers;
   // nothing: not known.
   virtual std::optional<double> seconds_waited() const { return {}; }

@@ -11,6 +11,7 @@
 #include "offload/gpu/cuda_rank_experts.h"
 #include "offload/gpu/cuda_replicas.h"
 #include "offload/gpu/cuda_routing_recorder.h"
+#include "offload/gpu/cuda_served_experts.h"
 #include "offload/gpu/exchange/cuda_exchanged_experts.h"
 #include "offload/gpu/hybrid_experts.h"
 #include "ops/cuda_device.h"
@@ -75,20 +76,26 @@ int64_t bytes_beside_weights(const ModelWeights& stored, const ModelConfig& conf
   // Used by CUDA itself, its modules and recorded steps.
   constexpr int64_t kContextBytes = CudaDevice::kContextBytes + CudaDevice::kRecordedBytes;
   const ModelConfig of_rank = with_heads_of_rank(config, options.share);
-  const int n = options.expert_tokens();
+  const int n = options.expert_tokens(), n_served = options.served_tokens();
+  const bool serves = options.exchanges_on_host && any_on_gpu(parts);
   return CudaOps::bytes_for(of_rank, limits_of(options, gpu_info)) +
          CudaExpertRows::bytes_for(with_experts_of_rank(config, parts),
                                    rows_needed(parts, options)) +
-         (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, n) : 0) +
+         (!all_on_gpu(parts) || options.exchanges_on_host ? HybridExperts::bytes_for(config, n)
+                                                          : 0) +
+         (serves ? CudaExpertRows::bytes_for(config, n_served) +
+                       CudaServedExperts::bytes_for(config, n_served)
+                 : 0) +
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, n) : 0) +
          (parts.on_other_ranks.empty() ? 0 : ExpertPlaces::bytes_for(config, n)) +
-         (options.replicated_experts || options.grid.n_replicas > 1
+         (!options.beside_cpus && (options.replicated_experts || options.grid.n_replicas > 1)
               ? CudaOwners::bytes_for(config.n_all_layers(), config.router.n_experts,
                                       options.grid.n_of_stage())
               : 0) +
-         (options.grid.n_replicas > 1  ? cuda_ways_bytes(config, ways_asked(options, parts))
-          : options.replicated_experts ? CudaReplicas::bytes_for(n, config.router.n_active)
-                                       : 0) +
+         (options.beside_cpus           ? 0
+          : options.grid.n_replicas > 1 ? cuda_ways_bytes(config, ways_asked(options, parts))
+          : options.replicated_experts  ? CudaReplicas::bytes_for(n, config.router.n_active)
+                                        : 0) +
          (options.moves_experts ? GpuExpertSlots::bytes_for(stored, spare_experts(parts)) : 0) +
          DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, kv_tokens, options.cache_type,
@@ -109,7 +116,10 @@ class Loaded final : public GpuModel {
       : config_(config),
         max_tokens_(options.max_tokens),
         fp8_activations_(options.fp8_activations),
+        max_logits_(options.max_logits),
         expert_tokens_(options.expert_tokens()),
+        served_tokens_(options.served_tokens()),
+        exchanges_on_host_(options.exchanges_on_host),
         ways_(ways_asked(options, parts)),
         grid_(options.grid),
         stream_from_(parts.stream_from_tokens),
@@ -120,7 +130,7 @@ class Loaded final : public GpuModel {
         config_of_experts_(with_experts_of_rank(config, parts)),
         on_other_ranks_(parts.on_other_ranks),
         n_spare_experts_(spare_experts(parts)),
-        device_(stream_, options.records,
+        device_(stream_, options.records && !options.beside_cpus,
                 options.share ? CudaDevice::kAnyBytes : CudaDevice::kRecordedBytes),
         weights_(weights_of_rank(options.share, parts)) {
     load(store, stored, options, parts);
@@ -128,7 +138,7 @@ class Loaded final : public GpuModel {
     rows_ = std::make_unique<CudaExpertRows>(config_of_experts_, rows_needed(parts, options),
                                              stream_, options.fp8_activations);
     gpu_experts_ = std::make_unique<CudaExperts>(config_of_experts_, weights_, *rows_, stream_);
-    if (!on_other_ranks_.empty() && all_on_gpu(parts))
+    if (!on_other_ranks_.empty() && all_on_gpu(parts) && !exchanges_on_host_)
       rank_experts_ = std::make_unique<CudaRankExperts>(config, weights_, on_other_ranks_,
                                                         expert_tokens_, *gpu_experts_, stream_);
   }
@@ -170,31 +180,60 @@ class Loaded final : public GpuModel {
       replicas_ = std::make_unique<CudaReplicas>(*owners_, experts(), expert_tokens_,
                                                  config_.router.n_active);
   }
+  void use(const RankGroups& ranks) override {
+    const int64_t n =
+        std::max({int64_t{max_tokens_} * config_.dim, int64_t{max_logits_} * config_.vocab,
+                  int64_t{max_tokens_} * 2 * config_.router.n_active});
+    ops_->use(ranks, n * int64_t{sizeof(float)});
+  }
   std::string ways_of_rows() const override { return exchanged_ ? exchanged_->ways().said() : ""; }
   // A rank that waits for its stage's or for another stage.
   WorkProgress progress() const override {
     if (!stage_) return {};
     return {stage_->has_work(), passed_calls() + (exchanged_ ? exchanged_->progress() : 0)};
   }
-  void add_cpu_experts(CpuExperts& experts, ExpertPool* workers, Timeline* timeline) override {
+  ExpertPool& served_experts(CpuExperts& cpu) override {
+    const bool any = std::any_of(weights_.layers.begin(), weights_.layers.end(), [](const auto& l) {
+      return std::any_of(l.experts.begin(), l.experts.end(),
+                         [](const FfnWeights& expert) { return !expert.gate.empty(); });
+    });
+    if (!any) return cpu;
+    served_stream_ = std::make_unique<gpu::Stream>();
+    served_rows_ = std::make_unique<CudaExpertRows>(config_, served_tokens_, *served_stream_,
+                                                    fp8_activations_);
+    served_on_gpu_ =
+        std::make_unique<CudaExperts>(config_, weights_, *served_rows_, *served_stream_);
+    served_ = std::make_unique<CudaServedExperts>(
+        config_,
+        CudaServedExperts::Parts{
+            .on_gpu = weights_, .gpu = *served_on_gpu_, .cpu = cpu, .stream = *served_stream_},
+        served_tokens_);
+    return *served_;
+  }
+  void add_cpu_experts(CpuExperts& experts, ExpertPool* others, Timeline* timeline) override {
     const bool gpu_waits = !gpu_info_.ends_long_kernels;
     std::vector<cpu::ActivationType> rows = experts.activations();
-    if (workers) rows.assign(rows.size(), cpu::ActivationType::kF32);  // what they take
-    ExpertPool& on_cpu = workers ? *workers : experts;
-    hybrid_ =
-        std::make_unique<HybridExperts>(config_,
-                                        HybridExperts::Parts{.weights = weights_,
-                                                             .on_gpu = *gpu_experts_,
-                                                             .on_cpu = on_cpu,
-                                                             .rows_on_cpu = rows,
-                                                             .stream = stream_,
-                                                             .on_other_ranks = on_other_ranks_,
-                                                             .team = &experts.team(),
-                                                             .patience = patience_,
-                                                             .gpu_waits = gpu_waits},
-                                        expert_tokens_);
+    if (others) rows.assign(rows.size(), cpu::ActivationType::kF32);  // what they take
+    ExpertPool& on_cpu = others ? *others : experts;
+    // Where rows are exchanged all other experts are those of `others`. The ranks of a replica send
+    // a part of its tokens each, also those that the GPU has experts of.
+    std::vector<std::vector<bool>> on_others;
+    if (!exchanges_on_host_) on_others = on_other_ranks_;
+    hybrid_ = std::make_unique<HybridExperts>(
+        config_,
+        HybridExperts::Parts{.weights = weights_,
+                             .on_gpu = *gpu_experts_,
+                             .on_cpu = on_cpu,
+                             .rows_on_cpu = rows,
+                             .stream = stream_,
+                             .on_other_ranks = on_others,
+                             .hands_all_down = exchanges_on_host_ && grid_.tp > 1,
+                             .team = &experts.team(),
+                             .patience = patience_,
+                             .gpu_waits = gpu_waits},
+        expert_tokens_);
     gpu_waits ? device_.launch_beside_follow() : device_.record_nothing();
-    HybridExperts::Division division = {.micro_batches_from = workers ? 0 : micro_batches_from_};
+    HybridExperts::Division division = {.micro_batches_from = others ? 0 : micro_batches_from_};
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
       streaming_ =
           std::make_unique<CudaStreaming>(config_, experts, *rows_, expert_tokens_, stream_);
@@ -247,7 +286,8 @@ class Loaded final : public GpuModel {
   const ModelConfig& config_;
   const int max_tokens_;
   const bool fp8_activations_;
-  const int expert_tokens_;
+  const int max_logits_, expert_tokens_, served_tokens_;
+  const bool exchanges_on_host_;
   CudaWaysAsked ways_;  // of replicas
   const BackboneGrid grid_;
   const int stream_from_, micro_batches_from_;
@@ -257,7 +297,7 @@ class Loaded final : public GpuModel {
   const std::vector<std::vector<bool>> on_other_ranks_;
   const int n_spare_experts_;
   gpu::Stream stream_;
-  std::unique_ptr<gpu::Stream> network_;  // null: one replica
+  std::unique_ptr<gpu::Stream> network_;  // null: one replica, or some ranks have no GPU
   // The GPUs of other ranks, as in GridGroups and, where rows cross once to each host, in
   // HostGroups; null: there are none.
   std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_, within_, plane_;
@@ -272,6 +312,11 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<CudaRankExperts> rank_experts_;  // null: no other rank, or experts on the CPU
   std::unique_ptr<HybridExperts> hybrid_;          // null: all experts are on the GPU
+  // For rows of other ranks; null: none arrive, or no expert is on the GPU.
+  std::unique_ptr<gpu::Stream> served_stream_;
+  std::unique_ptr<CudaExpertRows> served_rows_;
+  std::unique_ptr<CudaExperts> served_on_gpu_;
+  std::unique_ptr<CudaServedExperts> served_;
   std::unique_ptr<CudaOwners> owners_;      // null: one replica, and every expert is on one rank
   std::unique_ptr<CudaHosts> hosts_;        // null: within_ is
   std::unique_ptr<CudaReplicas> replicas_;  // null: one of both

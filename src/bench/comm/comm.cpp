@@ -106,7 +106,7 @@ void bench_alone(const BenchInput& bench, const OnRow& on_row) {
 void bench_gpus(const BenchInput& bench, const OnRow& on_row) {
   const BenchOptions& o = bench.options;
   Group& group = o.ranks->group;
-  choose_gpu_of_rank(o.ranks->ranks, true);
+  choose_gpus_of_ranks(o.ranks->ranks, DeviceChoice::kCuda);
   std::string machine;
   run_on_all(group, [&] {
     if (o.out.empty() || group.rank() > 0) return;
