@@ -16,6 +16,7 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
 bool all_exchanged(const Placement& p);
+void require_two_kinds(const Placement& p);
 bool is_sliced(const Placement& p);
 RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
@@ -29,6 +30,7 @@ std::vector<DeviceId> devices_of(const Placement& p) {
   return all;
 }
 Placement from_host_0(Placement p);
+bool is_of_two_kinds(const std::vector<DeviceId>& devices);
 DeviceId backbone_of(const Placement& p, PlacedRank rank) { return devices_of(p)[rank.rank]; }
 const Stage& stage_of_layer(const Placement& p, int layer) {
   return *std::find_if(p.stages.begin(), p.stages.end(),
@@ -49,7 +51,8 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
   }
   const Placement own = from_host_0(p);
   require_here(machine, own, rank);
-  check_placement(config, machine, own);
+  if (rank.rank < std::ssize(devices_of(own)))
+    check_placement_of_host(config, machine, own, backbone_of(own, rank).host);
   return parts_of_host(config, own, rank);
 }
 
@@ -100,6 +103,24 @@ Placement from_host_0(Placement p) {
   return p;
 }
 
+// Whether some devices are GPUs and others CPUs.
+bool is_of_two_kinds(const std::vector<DeviceId>& devices) {
+  const auto n = std::ranges::count_if(devices, [](DeviceId d) { return d.is_cpu(); });
+  return n > 0 && n < std::ssize(devices);
+}
+
+// Whether each is the next GPU of its host, or the next host's CPU or first GPU.
+bool follow_each_other(const std::vector<DeviceId>& devices) {
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const DeviceId d = devices[i];
+    const bool begins_host = d.gpu <= 0 && (i == 0 || d.host == devices[i - 1].host + 1);
+    const bool goes_on =
+        i > 0 && d.host == devices[i - 1].host && d.gpu > 0 && d.gpu == devices[i - 1].gpu + 1;
+    if (!begins_host && !goes_on) return false;
+  }
+  return true;
+}
+
 int n_on_first_host(const std::vector<DeviceId>& devices) {
   const auto n = std::count_if(devices.begin(), devices.end(),
                                [&](DeviceId d) { return d.host == devices[0].host; });
@@ -114,12 +135,18 @@ std::string why_not_executed(const ModelConfig& config, const Machine& machine,
   const DeviceId first = backbone_of(p, {});
   const int n = n_ranks_of(p);
   const int n_of_host = n_on_first_host(devices_of(p));
-  // As each rank describes it: all hosts like its own.
+  // As each rank describes it: all hosts like its own, and with as many GPUs where ranks are of two
+  // kinds.
   Machine seen = machine;
   static_cast<HostKind&>(seen) = machine.of_kind(machine.kind_of(first.host));
   seen.other_kinds.clear();
-  seen.hosts = first.is_cpu() ? n : std::max(1, n / n_of_host);
-  seen.gpus.resize(first.is_cpu() ? 0 : std::min<size_t>(n_of_host, seen.gpus.size()));
+  if (is_of_two_kinds(devices_of(p))) {
+    seen.hosts = n;
+    seen.gpus.resize(n, seen.gpus.empty() ? Gpu() : seen.gpus[0]);
+  } else {
+    seen.hosts = first.is_cpu() ? n : std::max(1, n / n_of_host);
+    seen.gpus.resize(first.is_cpu() ? 0 : std::min<size_t>(n_of_host, seen.gpus.size()));
+  }
   try {
     executed_parts(config, seen, p, {0, n, n > 1 ? n_of_host : 1});
   } catch (const Error& error) {
@@ -134,12 +161,20 @@ int n_ranks_of(const Placement& p) {
   if (devices.empty()) return 1;
   const int first = devices[0].host;
   const bool on_cpus = devices[0].is_cpu();
+  if (is_of_two_kinds(devices)) return follow_each_other(devices) ? n : 1;
   const int n_of_host = n_on_first_host(devices);
   for (int rank = 0; rank < n; ++rank)
     if (devices[rank] != (on_cpus ? DeviceId{first + rank, -1}
                                   : DeviceId{first + rank / n_of_host, rank % n_of_host}))
       return 1;
   return n;
+}
+
+std::vector<bool> ranks_on_gpus(const Placement& p) {
+  std::vector<bool> on_gpu;
+  if (n_ranks_of(p) == 1) return {!devices_of(p).empty() && !devices_of(p)[0].is_cpu()};
+  for (const DeviceId d : devices_of(p)) on_gpu.push_back(!d.is_cpu());
+  return on_gpu;
 }
 
 bool has_replicas(const ExecutedParts& parts) {
@@ -197,8 +232,10 @@ namespace {
 // the machine has it or not. first: the host of rank 0.
 void require_here(const Machine& machine, const Placement& p, PlacedRank rank, int first) {
   const int n = rank.n_ranks;
-  const int n_gpus = std::min(static_cast<int>(machine.gpus.size()), rank.n_of_host);  // of a host
-  const int n_hosts = n_gpus > 0 ? std::max(n / rank.n_of_host, 1) : n;
+  const bool two_kinds = is_of_two_kinds(devices_of(p));
+  const int n_of_host = two_kinds ? n : rank.n_of_host;
+  const int n_gpus = std::min(static_cast<int>(machine.gpus.size()), n_of_host);  // of a host
+  const int n_hosts = n_gpus > 0 && !two_kinds ? std::max(n / n_of_host, 1) : n;
   const auto runs_on = [&](DeviceId d) {
     return d.host >= first && d.host < first + n_hosts && d.gpu < n_gpus;
   };
@@ -254,12 +291,14 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           "the r-th device of the hosts in their order",
           device_name(backbone_of(p, {})), n);
   const bool on_gpu = !backbone_of(p, rank).is_cpu();
+  const bool two_kinds = is_of_two_kinds(devices_of(p));
   const int n_replicas = p.stages[0].dp();
   for (const Stage& s : p.stages)
     require(s.dp() == n_replicas && s.tp == p.stages[0].tp,
             "placement: layers {}-{} have {} replicas of tp {}, and layers 0-{} have {} of tp {}: "
             "this program divides all stages alike",
             s.first, s.last, s.dp(), s.tp, p.stages[0].last, n_replicas, p.stages[0].tp);
+  if (two_kinds) require_two_kinds(p);
   require(p.micro_batches == 1 || n == 1 || (n_replicas > 1 && (!on_gpu || all_exchanged(p))),
           "placement: micro_batches is {}: ranks divide steps where replicas exchange the rows of "
           "their experts, on GPUs only if those have all experts, whole; set it to 1",
@@ -269,10 +308,10 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
       "placement: the head is shared by all devices, and this program gives each of {} replicas "
       "a whole one: set head.replicated to true",
       n_replicas);
-  require(!on_gpu || !p.head_on_cpu,
+  require(!on_gpu || !p.head_on_cpu || two_kinds,
           "placement: the head is on the CPU and the backbone on a GPU: this program runs them on "
           "one device");
-  require(on_gpu || p.stream_from_tokens == 0,
+  require(on_gpu || two_kinds || p.stream_from_tokens == 0,
           "placement: stream_from_tokens is {}: there is no GPU to stream experts to; set it to 0",
           p.stream_from_tokens);
   require(on_gpu || n > 1 || p.micro_batches == 1,
@@ -293,8 +332,9 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
                 "placement: layer {}: expert {} has {} owners: one rank runs it on one device",
                 l.first, group.experts.front(), group.owners.size());
       require(
-          std::none_of(group.owners.begin(), group.owners.end(),
-                       [&](DeviceId d) { return d.is_cpu() != group.owners[0].is_cpu(); }),
+          two_kinds ||
+              std::none_of(group.owners.begin(), group.owners.end(),
+                           [&](DeviceId d) { return d.is_cpu() != group.owners[0].is_cpu(); }),
           "placement: layer {}: expert {} is on CPUs and on GPUs: this program keeps replicas on "
           "devices of one kind",
           l.first, group.experts.front());
@@ -303,7 +343,7 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
               "experts or none",
               l.first, group.experts.front(), group.sliced ? "sliced" : "whole");
       if (group.owners[0].is_cpu()) continue;
-      require(on_gpu,
+      require(on_gpu || two_kinds,
               "placement: layer {}: expert {} is on {} and the backbone is not: this program runs "
               "experts on a GPU beside a backbone there",
               l.first, group.experts.front(), device_name(group.owners[0]));
@@ -311,6 +351,39 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
               "placement: layer {}: expert {} is {} on a GPU, which keeps experts as stored, {}",
               l.first, group.experts.front(), format_name(group.format), format_name(stored));
     }
+}
+
+// What ranks do not do of which some have their part of the backbone on a GPU and others on a CPU.
+void require_two_kinds(const Placement& p) {
+  for (const Stage& s : p.stages)
+    for (auto first = s.devices.begin(); first != s.devices.end(); first += s.tp)
+      require(!is_of_two_kinds({first, first + s.tp}),
+              "placement: layers {}-{}: a replica is on {}, GPUs and CPUs: give them to the GPUs "
+              "alone, and start as many ranks without a placement, or workers, for experts on "
+              "other hosts",
+              s.first, s.last, device_names(std::span(&*first, s.tp)));
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups)
+      require(group.owners.size() == 1 || p.stages[0].dp() > 1,
+              "placement: layer {}: expert {} has {} owners: where some ranks have GPUs and others "
+              "none, experts have one each unless there are replicas of the backbone",
+              l.first, group.experts.front(), group.owners.size());
+  require(p.micro_batches == 1,
+          "placement: micro_batches is {}: where some ranks have GPUs and others none, steps stay "
+          "whole; set it to 1",
+          p.micro_batches);
+  require(
+      p.stream_from_tokens == 0 || p.stages[0].dp() == 1,
+      "placement: stream_from_tokens is {}: where some replicas have GPUs and others none, rows "
+      "go to the experts; set it to 0",
+      p.stream_from_tokens);
+  for (const Stage& s : p.stages) {
+    const bool at_end = &s == &p.stages.back(), on_cpu = s.devices[0].is_cpu();
+    require(!at_end || s.dp() > 1 || p.head_on_cpu == on_cpu,
+            "placement: the head is on the {} and the last stage on {}: this program runs them on "
+            "one device",
+            p.head_on_cpu ? "CPU" : "GPU", device_name(s.devices[0]));
+  }
 }
 
 // Whether devices have slices of experts, as its first layer says.
@@ -353,6 +426,7 @@ RanksOfExperts ranks_of_experts(const ModelConfig& config, const Placement& p) {
       ranks.push_back(candidates[n_dealt[{layer, owner.host}]++ % std::ssize(candidates)]);
     }
     std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());  // its GPU and its CPU
     return ranks;
   });
 }

@@ -55,14 +55,14 @@ struct PlacedRank {
   int n_of_host = 1;  // ranks of each host
 };
 
-// Throws Error for a placement that is not sound (check_placement), and for what the executor does
+// Throws Error for a placement that is not sound (check_placement, with the memory of the rank's
+// host where there are several ranks), and for what the executor does
 // not support, naming the layers or the layer and expert: GPUs that `machine` lacks or that are not
 // its first, experts on a GPU without the backbone, hosts without a rank, ranks without a host, a
-// backbone that is not on all ranks, stages of unlike grids, experts away from the backbone of
-// their layer, several formats among the experts that a host has of a layer, micro-batches and a
-// head that ranks do not have so, and what
-// check_with_workers() refuses. `machine` has a host for each rank; with workers it is the
-// host of the backbone.
+// backbone that is not on all ranks, a replica on GPUs and CPUs, stages of unlike grids, experts
+// away from the backbone of their layer, several formats among the experts that a host has of a
+// layer, micro-batches and a head that ranks do not have so, and what check_with_workers() refuses.
+// `machine` has a host for each rank; with workers it is the host of the backbone.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 
@@ -72,9 +72,12 @@ std::string why_not_executed(const ModelConfig& config, const Machine& machine,
                              const Placement& placement);
 
 // The number of devices that have the backbone, in any grid, and run the placement as ranks: the
-// CPUs of successive hosts, or GPUs 0, 1, .. of each of them. 1: it is divided in another way, or
-// not at all.
+// CPUs of successive hosts, or GPUs 0, 1, .. of each of them, or of each either. 1: it is divided
+// in another way, or not at all.
 int n_ranks_of(const Placement& placement);
+
+// [ranks] whether each has its part of the backbone on a GPU; n_ranks_of() of them.
+std::vector<bool> ranks_on_gpus(const Placement& placement);
 
 // True if several ranks have the same expert.
 bool has_replicas(const ExecutedParts& parts);

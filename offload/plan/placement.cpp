@@ -28,6 +28,8 @@ void check_group(const ModelConfig& config, const Machine& machine, const Expert
 void check_numa(const ModelConfig& config, const Machine& machine, const Placement& p);
 std::string first_without_room(const ModelConfig& config, const Placement& p,
                                const DeviceMemory& memory);
+void check_form(const ModelConfig& config, const Machine& machine, const Placement& p);
+void check_memory(const ModelConfig& config, const Placement& p, const DeviceMemory& memory);
 
 }  // namespace
 
@@ -43,6 +45,21 @@ std::string device_names(std::span<const DeviceId> devices) {
 }
 
 void check_placement(const ModelConfig& config, const Machine& machine, const Placement& p) {
+  check_form(config, machine, p);
+  for (const DeviceMemory& m : memory_by_device(config, machine, p)) check_memory(config, p, m);
+}
+
+void check_placement_of_host(const ModelConfig& config, const Machine& machine, const Placement& p,
+                             int host) {
+  check_form(config, machine, p);
+  for (const DeviceMemory& m : memory_by_device(config, machine, p))
+    if (m.device.host == host) check_memory(config, p, m);
+}
+
+namespace {
+
+// Everything but memory.
+void check_form(const ModelConfig& config, const Machine& machine, const Placement& p) {
   check_stages(config, machine, p);
   int after_last = 0;
   for (const LayerExperts& l : p.layers) {
@@ -58,8 +75,9 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
           "placement: chunks of {} tokens, streamed from {}, and {} tokens of KV: must not be less "
           "than 1, 0 and 1",
           p.prefill_chunk_tokens, p.stream_from_tokens, p.kv_tokens);
-  const bool gpus_attend = std::none_of(p.stages.begin(), p.stages.end(),
-                                        [](const Stage& s) { return s.devices[0].is_cpu(); });
+  const bool gpus_attend = std::none_of(p.stages.begin(), p.stages.end(), [](const Stage& s) {
+    return std::any_of(s.devices.begin(), s.devices.end(), [](DeviceId d) { return d.is_cpu(); });
+  });
   require(
       p.kv_type == DType::kBF16 || (gpus_attend && takes_fp8_cache(config.mla)),
       "placement: KV cache in fp8: must be bf16, as {}",
@@ -72,18 +90,21 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
   require(p.micro_batches_from_sequences >= 2,
           "placement: micro-batches from {} sequences on: must be 2 or more",
           p.micro_batches_from_sequences);
-  for (const DeviceMemory& m : memory_by_device(config, machine, p))
-    require(m.free_bytes() >= 0,
-            "placement: {} holds {:.2f} GB and gets {:.2f} GB of weights, {:.2f} GB of KV cache, "
-            "{:.2f} GB of activations{} with {:.2f} GB in reserve: move {:.2f} GB elsewhere{}",
-            device_name(m.device), gigabytes(m.capacity_bytes), gigabytes(m.weights_bytes),
-            gigabytes(m.kv_bytes), gigabytes(m.activation_bytes),
-            m.spare_bytes > 0
-                ? fmt::format(", {:.2f} GB for experts that move", gigabytes(m.spare_bytes))
-                : "",
-            gigabytes(m.reserve_bytes), gigabytes(-m.free_bytes()),
-            first_without_room(config, p, m));
 }
+
+void check_memory(const ModelConfig& config, const Placement& p, const DeviceMemory& m) {
+  require(m.free_bytes() >= 0,
+          "placement: {} holds {:.2f} GB and gets {:.2f} GB of weights, {:.2f} GB of KV cache, "
+          "{:.2f} GB of activations{} with {:.2f} GB in reserve: move {:.2f} GB elsewhere{}",
+          device_name(m.device), gigabytes(m.capacity_bytes), gigabytes(m.weights_bytes),
+          gigabytes(m.kv_bytes), gigabytes(m.activation_bytes),
+          m.spare_bytes > 0
+              ? fmt::format(", {:.2f} GB for experts that move", gigabytes(m.spare_bytes))
+              : "",
+          gigabytes(m.reserve_bytes), gigabytes(-m.free_bytes()), first_without_room(config, p, m));
+}
+
+}  // namespace
 
 bool rows_travel(const Placement& p) {
   const bool has_replicas =

@@ -104,6 +104,10 @@ int64_t reserved_bytes(int64_t capacity, bool cpu);
 // Throws Error naming layer and expert or the device: an expert with no owner or in two groups, a
 // device that does not exist, layers without a stage, unsupported splits, memory exceeded.
 void check_placement(const ModelConfig& config, const Machine& machine, const Placement& placement);
+// The same with the memory of the device's host alone, where the machine's other hosts are not
+// known to be like it.
+void check_placement_of_host(const ModelConfig& config, const Machine& machine,
+                             const Placement& placement, int host);
 
 // Whether a part of the backbone is on the host's CPU or GPUs.
 bool has_backbone(const Placement& placement, int host);

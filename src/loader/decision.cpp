@@ -32,12 +32,16 @@ Machine machine_of(const Subject& subject, bool with_gpu) {
   Machine machine;
   machine.name = "this machine";
   const auto [rank, n_ranks, n_of_host] = subject.rank;
-  machine.hosts = with_gpu ? std::max(n_ranks / n_of_host, 1) : n_ranks;
+  const bool two_kinds = are_of_two_kinds(subject.on_gpu);  // what other hosts have is not known
+  machine.hosts = with_gpu && !two_kinds ? std::max(n_ranks / n_of_host, 1) : n_ranks;
   const Topology& topology = subject.topology;
   for (const TopologyNode& node : topology.nodes)
     machine.nodes.push_back(
         {static_cast<int>(node.cpus.size()), subject.memory_bytes / topology.n_nodes(), 0});
-  if (with_gpu) machine.gpus.assign(n_ranks > 1 ? n_of_host : 1, this_gpu());
+  if (two_kinds)
+    machine.gpus.assign(n_ranks, with_gpu ? this_gpu() : Gpu());
+  else if (with_gpu)
+    machine.gpus.assign(n_ranks > 1 ? n_of_host : 1, this_gpu());
   return machine;
 }
 
@@ -148,7 +152,8 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       "both --placement and --experts {}: the placement sets the format of experts; leave one out",
       options.experts ? format_name(*options.experts) : "");
   const Placement placement = placement_from_file(options.placement);
-  if (with_gpu) require_ranks_in_order(subject, options.placement);
+  if (with_gpu || are_of_two_kinds(subject.on_gpu))
+    require_ranks_in_order(subject, options.placement);
   ExecutedParts parts =
       executed_parts(subject.config, machine_of(subject, with_gpu), placement, subject.rank);
   if (subject.rank.n_ranks == 1) require_workers_as_placed(options, subject, placement);

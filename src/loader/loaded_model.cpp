@@ -18,6 +18,7 @@
 #include "loader/weights/mtp_layers.h"
 #include "loader/worker_expert_mover.h"
 #include "offload/balance/hot_experts.h"
+#include "offload/plan/placement_json.h"
 #include "offload/plan/workload.h"
 
 namespace tandem {
@@ -92,6 +93,18 @@ std::string text_of_tensors(const WeightStore& store) {
   return fmt::format(
       "{} tensors in {} files, checksum of their names, types, shapes and places {:016x}",
       store.tensors().size(), store.files().size(), tensors_checksum(store));
+}
+
+// As a placement says, unless the options contradict it.
+DeviceChoice device_of_rank(const ModelOptions& options) {
+  const DeviceChoice device = options.device;
+  if (options.placement.empty() || device == DeviceChoice::kCpu) return device;
+  const std::vector<bool> placed = ranks_on_gpus(placement_from_file(options.placement));
+  const auto n = std::count(placed.begin(), placed.end(), true);
+  const Group& group = *options.ranks.group;
+  if (n == 0) return device == DeviceChoice::kAuto ? DeviceChoice::kCpu : device;
+  if (std::ssize(placed) != group.size()) return device;
+  return placed[group.rank()] ? DeviceChoice::kCuda : DeviceChoice::kCpu;
 }
 
 std::string text_of_ranks(const std::vector<bool>& which) {
@@ -220,6 +233,7 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
 // GPUs compute where ranks have one of their own, and CPUs on the other ranks, unless the options
 // need ranks of one kind.
 void LoadedModel::choose_gpus(ModelOptions& options) {
+  options.device = device_of_rank(options);
   const GpusOfRanks gpus = choose_gpus_of_ranks(options.ranks, options.device);
   on_gpu_ = gpus.have;
   const std::string why_not = why_not_of_two_kinds(options);

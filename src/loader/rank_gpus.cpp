@@ -33,17 +33,22 @@ GpuId gpu_id(int host) {
 GpusOfRanks choose_gpus_of_ranks(const Ranks& ranks, DeviceChoice device) {
   Group& group = *ranks.group;
   const std::vector<int> hosts = hosts_of_ranks(group);
+  const bool may = device != DeviceChoice::kCpu;
+  std::vector<char> others_may(group.size());
+  group.all_gather_values(static_cast<char>(may), std::span(others_may));
+  int number = 0;  // among those of the host that may
+  for (int r = 0; r < group.rank(); ++r) number += others_may[r] && hosts[r] == hosts[group.rank()];
   std::string why_not;
-  if (device != DeviceChoice::kCpu) {
-    choose_gpu(ranks.on_host.of_host);
+  if (may) {
+    choose_gpu(number);
     why_not = why_no_gpu();
   }
   run_on_all(group, [&] {
     require(device != DeviceChoice::kCuda || why_not.empty(),
             "rank {}, which is number {} on its host, needs a GPU of its own: {}", group.rank(),
-            ranks.on_host.of_host, why_not);
+            number, why_not);
   });
-  const bool has = device != DeviceChoice::kCpu && why_not.empty();
+  const bool has = may && why_not.empty();
   std::vector<GpuId> ids(group.size());
   group.all_gather_values(has ? gpu_id(hosts[group.rank()]) : GpuId{}, std::span(ids));
   GpusOfRanks gpus;
