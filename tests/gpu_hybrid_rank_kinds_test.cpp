@@ -3,6 +3,8 @@
 // on its GPU and with some beside it.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <optional>
 #include <random>
 
 #include "engine/completion.h"
@@ -56,13 +58,14 @@ TEST_P(RanksOfTwoKinds, HaveTheLogitsOfTheCpu) {
   const size_t family = std::ranges::find(families, GetParam()) - families.begin();
   ModelOptions options = reference_of(directory);
   options.device = DeviceChoice::kCuda;
-  const int64_t half = bytes_for_experts([&] { return LoadedModel(options).device(); }, 0.5, 1000);
+  const int64_t few = bytes_for_experts([&] { return LoadedModel(options).device(); }, 0.25, 1000);
   for (size_t i = 0; i < kGrids.size(); ++i) {
     if ((i % 3 == family % 3) == is_long()) continue;
-    for (const int64_t bytes : {half, kEnough}) {
+    for (const int64_t bytes : {few, kEnough}) {
       const LimitedGpuMemory memory(bytes);
       on_grid(kGrids[i], options, [&](LoadedModel& loaded) {
         SCOPED_TRACE(fmt::format("{}, {} bytes", kGrids[i].name(), bytes));
+        EXPECT_TRUE(says(loaded.arithmetic(), ", GPUs on ranks "));
         for (const Logits& rows : logits_at_once(loaded, tokens, kGrids[i].dp + 1, 0))
           expect_close_logits(rows, want, 2e-2);
       });
@@ -135,6 +138,7 @@ TEST_P(RanksOfTwoKinds, HaveTheLogitsOfTheCpuAsPlaced) {
     as_placed.gpus.clear();
     on_grid(as_placed, options, [&](LoadedModel& loaded) {
       SCOPED_TRACE(grid.name() + "\n" + placement_to_json(placement).dump());
+      EXPECT_TRUE(says(loaded.arithmetic(), ", GPUs on ranks "));
       for (const Logits& rows : logits_at_once(loaded, tokens, grid.dp + 1, 0))
         expect_close_logits(rows, want, 2e-2);
     });
@@ -144,6 +148,102 @@ TEST_P(RanksOfTwoKinds, HaveTheLogitsOfTheCpuAsPlaced) {
 INSTANTIATE_TEST_SUITE_P(Families, RanksOfTwoKinds,
                          testing::ValuesIn(families_without_ties(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
+
+// Experts on the GPU of rank 0 that has some beside it; nothing where it has none beside it.
+std::optional<int> n_on_gpu(LoadedModel& loaded) {
+  const std::string text = loaded.arithmetic();
+  const std::string before = " with ";
+  const size_t at = text.find(before);
+  if (at == std::string::npos) return {};
+  return std::stoi(text.substr(at + before.size()));
+}
+
+// GPU memory with which rank 0 of the grid has some of its experts on its GPU, and some beside it.
+int64_t bytes_for_some_experts(const RankGrid& grid, const ModelOptions& options) {
+  const auto on_gpu_with = [&](int64_t bytes) -> std::optional<int> {
+    const LimitedGpuMemory memory(bytes);
+    std::optional<int> n = 0;  // also where the GPU does not take its part
+    try {
+      on_grid(grid, options, [&](LoadedModel& loaded) { n = n_on_gpu(loaded); });
+    } catch (const Error&) {
+    }
+    return n;
+  };
+  const std::optional<int> all = on_gpu_with(kEnough);
+  int64_t too_few = 0, too_many = kEnough;
+  for (int64_t bytes = 1 << 20;;
+       bytes = too_many == kEnough ? 2 * bytes : (too_few + too_many) / 2) {
+    const std::optional<int> n = on_gpu_with(bytes);
+    if (n && *n > 0 && n != all) return bytes;
+    (n == 0 ? too_few : too_many) = bytes;
+  }
+}
+
+// Questions of greedy and of random sampling, with penalties and log-probabilities, with drafts by
+// the MTP layer or by lookup: the tokens of one process.
+TEST(RanksWithAndWithoutGpus, GiveTheSameAnswers) {
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  const std::vector<Request> requests =
+      questions(kTinyR1, tokenizer, 5, [](int question, SamplingParams& sampling) {
+        sampling.seed = question;
+        if (question % 2 == 1) sampling.temperature = 0.7f;
+        if (question % 3 == 1) sampling.repetition_penalty = 1.1f;
+        if (question % 3 == 2) sampling.n_top_logprobs = 2;
+      });
+  const auto tokens_of = [&](LoadedModel& loaded) {
+    Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, loaded.config().vocab),
+                  loaded.context(), {.max_running = 3, .drafting = loaded.drafting()});
+    std::vector<std::vector<int32_t>> all;
+    for (const Completion& c : complete(engine, requests)) all.push_back(c.tokens);
+    return all;
+  };
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+  options.max_logits = 16;
+  options.kv_fraction = 0.01;
+  options.max_kv_tokens = 2048;
+  LoadedModel one(options);
+  const std::vector<std::vector<int32_t>> want = tokens_of(one);
+  struct Case {
+    RankGrid grid;
+    DraftChoice draft;
+  };
+  for (const auto& [grid, draft] :
+       {Case{{.dp = 2, .tp = 1, .dispatch = kGather, .gpus = "gc"}, DraftChoice::kMtp},
+        Case{{.dp = 1, .tp = 2, .gpus = "gc"}, DraftChoice::kMtp},
+        Case{{.dp = 1, .tp = 2, .gpus = "cg"}, DraftChoice::kLookup},
+        Case{{.dp = 1, .tp = 1, .pp = 2, .gpus = "gc"}, DraftChoice::kLookup},
+        Case{{.dp = 1, .tp = 1, .pp = 2, .gpus = "cg"}, DraftChoice::kOff},
+        Case{{.dp = 2, .tp = 2, .dispatch = kAllToAll, .gpus = "gccg"}, DraftChoice::kAuto}}) {
+    options.draft = draft;
+    const bool some = draft == DraftChoice::kMtp;
+    const LimitedGpuMemory memory(some ? bytes_for_some_experts(grid, options) : kEnough);
+    on_grid(grid, options, [&](LoadedModel& loaded) {
+      SCOPED_TRACE(grid.name());
+      EXPECT_EQ(tokens_of(loaded), want);
+    });
+  }
+}
+
+// Over all replicas every expert is read once, and the backbone by each of them.
+TEST(RanksWithAndWithoutGpus, ReadEveryExpertOnce) {
+  const LimitedGpuMemory memory(kEnough);
+  const ModelOptions options = reference_of(kGolden + "v3_fp8");
+  const auto bytes_of = [&](const RankGrid& grid) {
+    std::atomic<int64_t> bytes = 0;
+    on_grid(
+        grid, options, [](LoadedModel&) {},
+        [&](LoadedModel& loaded, int) { bytes += loaded.load_report().bytes; });
+    return bytes.load();
+  };
+  const int64_t one = bytes_of({.dp = 1, .tp = 1});
+  const int64_t of_gpu = bytes_of({.dp = 2, .tp = 1, .gpus = "gc"}) - one;
+  const int64_t of_cpu = bytes_of({.dp = 2, .tp = 1, .gpus = "cc"}) - one;
+  for (const int64_t backbone : {of_gpu, of_cpu}) {
+    EXPECT_GT(backbone, 0);
+    EXPECT_LT(backbone, one);
+  }
+  EXPECT_EQ(bytes_of({.dp = 4, .tp = 1, .gpus = "gcgc"}) - one, 2 * of_gpu + of_cpu);
+}
 
 }  // namespace
 }  // namespace tandem::test
