@@ -24,6 +24,7 @@ from ranks_test import alone, answer_of, ranks_of, ranks_of_number, run
 
 # Few tokens: one takes the emulated GPU 50 ms.
 QUESTION = ["run", "--temp", "0", "--device", "cuda", "--ctx", "512", "-n", "10", "--json", "-p", "What is 478 + 356?"]
+AUTO = [a if a != "cuda" else "auto" for a in QUESTION]
 GPU_BYTES = 1050000000  # of a small machine: 29 MB more than what is kept free
 MACHINES = pathlib.Path(__file__).resolve().parent.parent / "machines"
 
@@ -62,9 +63,10 @@ class GpuRanks(GpuProcesses):
         done = with_lists(("4", "3", "4"))
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, r"\Aerror: ranks 0 and 2 of one host have the same GPU: give each one of its own .*\n")
-        done = with_lists(("4", "4"), [a if a != "cuda" else "auto" for a in QUESTION])
-        self.assertEqual(json.loads(done.stdout)["device"], "cpu")
-        self.assertIn("warning: running on the CPUs: ranks 0 and 1 of one host have the same GPU", done.stderr)
+        done = with_lists(("4", "4"), AUTO)  # the first one takes it
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(json.loads(done.stdout)["device"], "emulated GPU, other ranks on the cpu")
+        self.assertEqual(json.loads(done.stdout)["token_ids"], expected["token_ids"])
 
     def plan(self, file, n_gpus, options, **changes):
         """The plan for a small machine of `n_gpus` GPUs, or of two hosts without, which it writes to the file."""
@@ -258,16 +260,16 @@ class GpuCalls(GpuProcesses):
 class GpuRanksLost(GpuProcesses):
     def test_a_stopped_rank_is_named(self):
         """The GPUs of the others wait for it, and no call of MPI would tell."""
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # most of the time is waiting
-            list(pool.map(self.stop, range(2)))
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # most of the time is waiting
+            list(pool.map(self.stop, [0, 1, 0, 1], ["--tp", "--dp", "--dp", "--tp"], [2, 2, 1, 1]))
 
-    def stop(self, lost):
+    def stop(self, lost, division, n_gpus):
+        """Of two ranks, which have a GPU each or only the first."""
         with tempfile.TemporaryDirectory() as folder:
-            divided = ["--dp", "2"] if lost == 1 else []
-            many = ["run", "--device", "cuda", *divided, "--temp", "0", "-n", "4000", "--ctx", "8192", "--raw", "--ignore-eos", "-p", "a"]
+            many = ["run", "--device", "cuda" if n_gpus == 2 else "auto", division, "2", "--temp", "0", "-n", "4000", "--ctx", "8192", "--raw", "--ignore-eos", "-p", "a"]
             command, environment = launch(LAUNCHERS[0], [(2, [ranks_test.TANDEM, *many])], folder)
-            mark = f"{os.getpid()}-gpu-{lost}"
-            with subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stdout=subprocess.PIPE,
+            mark = f"{os.getpid()}-gpu-{lost}-{n_gpus}"
+            with subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark, TANDEM_GPU_COUNT=str(n_gpus)), stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True) as job:
                 processes = ranks_of(mark, 2)
                 victim = ranks_of_number(processes, lost)
@@ -288,10 +290,17 @@ class GpuRanksLost(GpuProcesses):
         done = self.started(*QUESTION, "--ranks", "2", TANDEM_GPU_COUNT="1")
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, r"\Aerror: rank 1, which is number 1 on its host, needs a GPU of its own: .*\n")
-        auto = [a if a != "cuda" else "auto" for a in QUESTION]
-        done = self.started(*auto, "--ranks", "2", TANDEM_GPU_COUNT="1")
+        expected = json.loads(alone(QUESTION).stdout)
+        for grid, device in [(["--tp", "2"], "emulated GPU, other ranks on the cpu"), (["--pp", "2"], "emulated GPU, other ranks on the cpu"),
+                             (["--dp", "2"], "emulated GPU, experts also on the cpu, other ranks on the cpu")]:
+            with self.subTest(grid=grid):
+                done = self.started(*AUTO, *grid, TANDEM_GPU_COUNT="1")
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                got = json.loads(done.stdout)
+                self.assertEqual((got["device"], got["token_ids"]), (device, expected["token_ids"]))
+        done = self.started(*AUTO, "--dp", "2", "--micro-batches", "2", TANDEM_GPU_COUNT="1")
         self.assertEqual(json.loads(done.stdout)["device"], "cpu")
-        self.assertIn("warning: running on the CPUs: not every rank has a GPU of its own", done.stderr)
+        self.assertEqual(done.stderr, "warning: running on the CPUs: not every rank has a GPU of its own, and --micro-batches needs ranks of one kind\n")
 
 
 if __name__ == "__main__":

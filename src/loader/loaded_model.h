@@ -51,11 +51,11 @@ class LoadedModel {
   const std::string& arithmetic() const { return arithmetic_; }
   // The name of the GPU that computes, "cpu", or both.
   std::string device() const {
-    if (!gpu_) return "cpu";
+    if (!gpu_) return are_of_two_kinds(on_gpu_) ? "cpu, other ranks on GPUs" : "cpu";
     const char* const also = worker_experts_ ? ", experts also on workers"
                              : experts_      ? ", experts also on the cpu"
                                              : "";
-    return gpu_->gpu_name() + also;
+    return gpu_->gpu_name() + also + (are_of_two_kinds(on_gpu_) ? ", other ranks on the cpu" : "");
   }
   // What computes the dense products; empty unless the options ask for more than the kernels.
   const std::string& dense_products() const { return dense_products_; }
