@@ -120,7 +120,8 @@ std::vector<FakeTensor> tensors_of(const ModelConfig& config) {
   return tensors;
 }
 
-void write_random_model(const TempDirectory& dir, const nlohmann::json& changed) {
+void write_random_model(const TempDirectory& dir, const nlohmann::json& changed,
+                        const std::function<void(std::vector<FakeTensor>&)>& change) {
   nlohmann::json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
                            {"model_type", "deepseek_v3"},
                            {"hidden_size", 64},
@@ -161,6 +162,7 @@ void write_random_model(const TempDirectory& dir, const nlohmann::json& changed)
       t.data.append(reinterpret_cast<const char*>(&bits), 2);
     }
   }
+  if (change) change(tensors);
   write_safetensors(dir.file("model.safetensors"), tensors);
 }
 

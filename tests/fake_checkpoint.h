@@ -2,6 +2,7 @@
 // holes of the file, which read as zeros and take no space.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -36,7 +37,8 @@ void write_checkpoint(const std::string& directory, const std::vector<FakeTensor
 std::vector<FakeTensor> tensors_of(const ModelConfig& config);
 
 // Writes a small model of V3's form with random BF16 weights, in which `changed` replaces fields of
-// config.json. By default it has two layers, both dense.
-void write_random_model(const TempDirectory& dir, const nlohmann::json& changed);
+// config.json. By default it has two layers, both dense. `change` may replace the tensors' data.
+void write_random_model(const TempDirectory& dir, const nlohmann::json& changed,
+                        const std::function<void(std::vector<FakeTensor>&)>& change = {});
 
 }  // namespace tandem
