@@ -78,6 +78,8 @@ ExecutedParts parts_of_host(const ModelConfig& config, const Placement& p, Place
       p.prefill_chunk_tokens,
       {}};
   parts.grid = {p.stages[0].dp(), p.stages[0].tp, static_cast<int>(p.stages.size())};
+  if (parts.grid.n_replicas > 1)
+    parts.by_replicas = {.dense = !p.dense_replicated, .head = !p.head_replicated};
   if (rank.n_ranks > 1 && p.micro_batches > 1) parts.micro_batches = p.micro_batches;
   parts.rows = p.expert_rows;
   for (const Stage& s : p.stages) parts.stages.push_back({s.first, s.last + 1 - s.first});
@@ -303,11 +305,6 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           "placement: micro_batches is {}: ranks divide steps where replicas exchange the rows of "
           "their experts, on GPUs only if those have all experts, whole; set it to 1",
           p.micro_batches);
-  require(
-      n_replicas == 1 || p.head_on_cpu || p.head_replicated,
-      "placement: the head is shared by all devices, and this program gives each of {} replicas "
-      "a whole one: set head.replicated to true",
-      n_replicas);
   require(!on_gpu || !p.head_on_cpu || two_kinds,
           "placement: the head is on the CPU and the backbone on a GPU: this program runs them on "
           "one device");
@@ -372,6 +369,11 @@ void require_two_kinds(const Placement& p) {
           "placement: micro_batches is {}: where some ranks have GPUs and others none, steps stay "
           "whole; set it to 1",
           p.micro_batches);
+  require(
+      p.stages[0].dp() == 1 || (p.dense_replicated && p.head_replicated),
+      "placement: dense layers or the head are shared by all devices: where some ranks have GPUs "
+      "and others none, each replica has whole ones; set replicated and dense_replicated to "
+      "true");
   require(
       p.stream_from_tokens == 0 || p.stages[0].dp() == 1,
       "placement: stream_from_tokens is {}: where some replicas have GPUs and others none, rows "

@@ -41,6 +41,7 @@ struct ExecutedParts {
   std::optional<GpuParts> gpu;          // empty: the CPUs compute everything
   RanksOfExperts ranks_of_expert = {};  // empty: one rank has all, or has slices of all
   BackboneGrid grid = {};
+  SharedByReplicas by_replicas = {};
   std::vector<StageLayers> stages = {};  // [stages]; empty: there is one
   // Micro-batches of a step in which replicas exchange rows; 0: the number that is measured to be
   // faster.

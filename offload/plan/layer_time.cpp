@@ -162,10 +162,26 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
                         {static_cast<double>(bytes.router), ops.router * tokens, tokens});
     if (bytes.shared > 0) t[Part::kShared] = dense(bytes.shared, ops.shared);
   } else {
-    t[Part::kDense] = dense(bytes.dense, ops.dense);
+    t[Part::kDense] = p_.dense_replicated || stage.dp() == 1
+                          ? dense(bytes.dense, ops.dense)
+                          : divided_dense_seconds(stage, tokens, rates);
   }
   t[Part::kAllReduce] = all_reduce_seconds(stage, tokens);
   t[Part::kOverhead] = rates.per_layer_seconds;
+}
+
+// Every device receives the rows of all replicas and returns its part of their sums.
+double LayerModel::divided_dense_seconds(const Stage& stage, double tokens,
+                                         const Rates& rates) const {
+  const ModelConfig& c = in_.config;
+  const auto n = static_cast<double>(stage.devices.size());
+  const double total = tokens * stage.dp();
+  const BackboneBytes bytes = backbone_layer_bytes(c, false, p_.backbone);
+  const Link link = link_of_devices(in_.machine, stage, std::ssize(stage.devices));
+  return product_seconds(
+             rates, Product::kDense, p_.backbone.dtype,
+             {static_cast<double>(bytes.dense) / n, token_ops(c).dense * total / n, total}) +
+         2 * (link.latency_seconds + total * c.dim * sizeof(float) / link.bytes_per_second);
 }
 
 LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,

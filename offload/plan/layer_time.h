@@ -79,6 +79,7 @@ class LayerModel {
   LayerTime overlapped(const Stage& stage, int layer, const LayerExperts* experts,
                        double tokens) const;
   void add_backbone(const Stage& stage, int layer, double tokens, LayerTime& t) const;
+  double divided_dense_seconds(const Stage& stage, double tokens, const Rates& rates) const;
   ExpertTimes expert_times(const Stage& stage, int layer, const LayerExperts& experts,
                            double tokens) const;
   void add_streamed(const Stage& stage, const ExpertLoad& load, const Rates& cpu,

@@ -199,7 +199,9 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
   const int64_t dense = backbone_layer_bytes(c, false, p.backbone).total();
   for (const Stage& stage : p.stages) {
     const int64_t n = stage.last - stage.first + 1, n_moe = moe_layers(c, stage.first, stage.last);
-    const int64_t weights = n_moe * moe + (n - n_moe) * dense;
+    int64_t weights = n_moe * moe + (n - n_moe) * dense;
+    const int64_t divided = (n - n_moe) * backbone_layer_bytes(c, false, p.backbone).dense;
+    if (!p.dense_replicated) weights -= divided - divided / stage.dp();
     const int64_t kv = p.kv_tokens * kv_bytes_per_token(c, p.kv_type, stage.first, stage.last);
     for (const DeviceId d : stage.devices) {
       const int value_bytes = d.is_cpu() ? 4 : 2;

@@ -64,6 +64,8 @@ struct Placement {
   bool head_on_cpu = false;       // else on the devices of the last stage
   // true: each replica holds the whole head (DP head); false: all devices of the stage share it.
   bool head_replicated = true;
+  // true: each replica holds whole dense layers; false: all devices of the stage share them.
+  bool dense_replicated = true;
   int64_t kv_tokens = 0;         // KV cache tokens in each replica
   DType kv_type = DType::kBF16;  // BF16, or FP8 where the backbone is on GPUs
   std::vector<LayerExperts> layers;

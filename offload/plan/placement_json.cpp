@@ -40,6 +40,8 @@ Json placement_to_json(const Placement& p) {
   Json stages = Json::array(), layers = Json::array();
   for (const Stage& stage : p.stages) stages.push_back(stage_to_json(stage));
   for (const LayerExperts& l : p.layers) layers.push_back(layers_to_json(l));
+  Json backbone = {{"format", format_name(p.backbone)}, {"stages", stages}};
+  if (!p.dense_replicated) backbone["dense_replicated"] = false;
   Json experts = {{"layers", layers}};
   if (p.numa_columns.size() == 1) experts["numa_columns"] = p.numa_columns[0];
   if (p.numa_columns.size() > 1) experts["numa_columns"] = p.numa_columns;
@@ -49,7 +51,7 @@ Json placement_to_json(const Placement& p) {
   return {
       {"model", p.model},
       {"machine", p.machine},
-      {"backbone", {{"format", format_name(p.backbone)}, {"stages", stages}}},
+      {"backbone", backbone},
       {"embedding", {{"on", p.embedding_on_cpu ? kOnCpu : kOnBackbone}}},
       {"head", {{"on", p.head_on_cpu ? kOnCpu : kOnBackbone}, {"replicated", p.head_replicated}}},
       {"kv", {{"tokens", p.kv_tokens}, {"type", p.kv_type == DType::kBF16 ? kBf16 : kFp8}}},
@@ -164,6 +166,7 @@ Json names_of(const std::vector<DeviceId>& devices) {
 void read_backbone(JsonFields fields, Placement& p) {
   p.backbone = read_format(fields);
   const auto& stages = fields.list("stages", kMaxLayers);
+  p.dense_replicated = fields.boolean("dense_replicated", true);
   fields.refuse_others();
   for (size_t i = 0; i < stages.size(); ++i) {
     JsonFields stage(stages[i], fmt::format("{}: stages[{}]", fields.path(), i));

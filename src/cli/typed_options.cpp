@@ -126,6 +126,7 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
   add_number("--ep,--ep-size", model.ep, "ranks that divide the experts: all of them");
   add_number("--pp,--pp-size,--pipeline-parallel-size", model.n_stages,
              "pipeline stages, each with some of the layers");
+  add_divided(command, model.by_replicas);
   add_dispatch(command, model.dispatch);
   add_expert_rows(command, model.rows);
   add_choice(command, "--replica-choice", model.replica_choice,
@@ -151,6 +152,24 @@ void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& mod
                   "(docs/scale_out.md): leave it out",
                   name, number);
         }));
+}
+
+void add_divided(CLI::App& command, std::optional<SharedByReplicas>& value) {
+  using Divided = std::optional<SharedByReplicas>;
+  add_choice<Divided>(
+      command, "--dp-divide", value,
+      {{"none", Divided({})},
+       {"dense", Divided({.dense = true})},
+       {"head", Divided({.head = true})},
+       {"both", Divided({.dense = true, .head = true})}},
+      "what the ranks of all replicas divide, so that each has less of it, and rows "
+      "travel for it: dense layers, the head, both or none of them");
+  command.get_option("--dp-divide")->default_str("none");
+  hide(*command.add_flag_callback("--enable-dp-lm-head", [&value] {  // SGLang's
+    require(!value || !value->head,
+            "--enable-dp-lm-head: replicas with heads of their own contradict "
+            "--dp-divide: leave one of them out");
+  }));
 }
 
 void add_dispatch(CLI::App& command, ExpertDispatch& value) {

@@ -54,6 +54,7 @@ void add_ranks(CLI::App& command, std::optional<int>& value);
 // --ranks, and how they divide a model: --dp, --tp, --ep, --pp, --ep-dispatch, --ep-rows.
 void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& model);
 // How rows come to the ranks that have their experts.
+void add_divided(CLI::App& command, std::optional<SharedByReplicas>& value);
 void add_dispatch(CLI::App& command, ExpertDispatch& value);
 // In which formats they travel; none if it is not said.
 void add_expert_rows(CLI::App& command, std::optional<ExpertRows>& value);

@@ -32,6 +32,8 @@ Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, Pass
       if (experts_.waits(routed)) co_await kOtherPass;
       if (experts_.serve(routed)) co_await kOtherPass;
       experts_.add_to(routed, s.y);
+    } else if (share_.by_replicas.dense) {
+      divided_feed_forward(layer, batch.micro_batch, s.h, s.y);
     } else {
       feed_forward(w.ffn, s);
     }
@@ -41,20 +43,26 @@ Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, Pass
 }
 
 void DeepSeek::head(const Batch& step, int64_t first_row) {
-  if (!share_.is_last_stage(c_)) return ops_.send(rows_of(step).x);
-  if (step.logit_rows.empty()) return;
+  if (!share_.is_last_stage(c_)) {
+    if (step.n() > 0) ops_.send(rows_of(step).x);
+    return;
+  }
   const auto n = static_cast<int64_t>(step.logit_rows.size());
   const TensorView last = scratch_.last.rows_from(0, n);
-  ops_.gather_rows(scratch_.x.rows_from(0, step.n()), step.logit_rows, last);
-  ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
+  if (n > 0) {
+    ops_.gather_rows(scratch_.x.rows_from(0, step.n()), step.logit_rows, last);
+    ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
+  }
   project_to_vocabulary(last, w_.head, first_row);
 }
 
 // Computes the logits of rows [n, dim].
 void DeepSeek::project_to_vocabulary(TensorView rows, const QuantView& head, int64_t first_row) {
   const TensorView logits = scratch_.logits.rows_from(first_row, rows.rows);
-  const auto [first, n] = share_.vocab[share_.rank];
-  if (n > 0) ops_.linear(rows, head, logits.cols_from(first, n));
+  if (share_.by_replicas.head) divided_logits(rows, head, logits);
+  if (rows.rows == 0) return;
+  const auto [first, n] = share_.head();
+  if (n > 0 && !share_.by_replicas.head) ops_.linear(rows, head, logits.cols_from(first, n));
   ops_.all_gather_cols(logits, share_.vocab);
 }
 
@@ -94,7 +102,8 @@ void DeepSeek::feed_forward(const FfnWeights& w, const Scratch& s) {
 }
 
 template <class Visit>
-void DeepSeek::for_each_matrix(Scratch& s, const ModelConfig& c, StepLimits limits, Visit visit) {
+void DeepSeek::for_each_matrix(Scratch& s, const ModelConfig& c, StepLimits limits,
+                               const BackboneShare& share, Visit visit) {
   const int64_t n = limits.max_tokens, ffn = std::max(c.dense_dim, c.shared_dim());
   for (TensorView* view : {&s.x, &s.h, &s.y}) visit(*view, n, c.dim, DType::kF32);
   visit(s.gate, n, ffn, DType::kF32);
@@ -108,6 +117,13 @@ void DeepSeek::for_each_matrix(Scratch& s, const ModelConfig& c, StepLimits limi
   visit(s.hidden, n_mtp, c.dim, DType::kF32);
   visit(s.joined, n_mtp, int64_t{2} * c.dim, DType::kF32);
   visit(s.uses, c.n_all_layers(), c.router.n_experts, DType::kI32);
+  const bool divided_head = share.by_replicas.head;
+  const int64_t n_replicas = std::max<int64_t>(1, std::ssize(share.vocab_of_replicas));
+  const int64_t n_logits = divided_head ? std::max<int64_t>(limits.max_logits, n_replicas) : 0;
+  visit(s.all_h, share.by_replicas.dense ? n : n_logits, c.dim, DType::kF32);
+  visit(s.all_y, share.by_replicas.dense ? n : 0, c.dim, DType::kF32);
+  visit(s.all_logits, n_logits, share.head().n, DType::kF32);
+  visit(s.exchanged, n_logits / n_replicas, share.vocab[share.rank].n, DType::kF32);
 }
 
 DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm form)
@@ -119,10 +135,11 @@ DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm for
       n_replicas_(parts.n_replicas),
       share_(parts.weights.share_of(parts.config)),
       attention_(parts.config, static_cast<int>(share_.heads.n), parts.ops, parts.device,
-                 limits.max_tokens, form) {
-  arena_ =
-      Arena::holding([&](auto visit) { for_each_matrix(scratch_, parts.config, limits, visit); },
-                     [&](int64_t bytes) { return parts.device.allocate(bytes); });
+                 limits.max_tokens, form),
+      limits_(limits) {
+  arena_ = Arena::holding(
+      [&](auto visit) { for_each_matrix(scratch_, parts.config, limits, share_, visit); },
+      [&](int64_t bytes) { return parts.device.allocate(bytes); });
   if (c_.router.simulated) upload_simulated(parts.device);
 }
 
@@ -150,10 +167,12 @@ LayerRange DeepSeek::main_layers() const {
   return {static_cast<int>(first), n == 0 ? c_.n_layers : static_cast<int>(first + n)};
 }
 
-int64_t DeepSeek::bytes_for(const ModelConfig& config, StepLimits limits) {
+int64_t DeepSeek::bytes_for(const ModelConfig& config, StepLimits limits,
+                            const BackboneShare& share) {
   Scratch unused;
-  return MlaAttention::bytes_for(config, limits.max_tokens) +
-         Arena::bytes_of([&](auto visit) { for_each_matrix(unused, config, limits, visit); });
+  return MlaAttention::bytes_for(config, limits.max_tokens) + Arena::bytes_of([&](auto visit) {
+           for_each_matrix(unused, config, limits, share, visit);
+         });
 }
 
 // The first batch.n() rows of every matrix, [batch.n(), ..].

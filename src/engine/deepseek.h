@@ -1,7 +1,10 @@
 // The forward pass of DeepSeek-V2, V3, R1, Kimi-K2 and Moonlight: embed(), layers(), head(). Start
 // reading at deepseek.cpp; attention is in mla_attention.cpp, multi-token prediction in
-// deepseek_mtp.cpp.
+// deepseek_mtp.cpp, and what ranks of all replicas divide in deepseek_replicas.cpp.
 #pragma once
+#include <array>
+#include <vector>
+
 #include "engine/mla_attention.h"
 #include "engine/pass.h"
 #include "ops/expert_pool.h"
@@ -37,7 +40,13 @@ class DeepSeek {
   // Allocates its scratch on the device, once. Throws Error when too little memory is left.
   DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm form);
   // Bytes of scratch on the device.
-  static int64_t bytes_for(const ModelConfig& config, StepLimits limits);
+  static int64_t bytes_for(const ModelConfig& config, StepLimits limits,
+                           const BackboneShare& share);
+
+  // Whether ranks of other replicas need this one in a step without tokens of its own.
+  bool shares() const { return share_.by_replicas.any(); }
+  // Called before the other calls of a step, with the tokens of all replicas.
+  void begin_step(std::span<const Batch> replicas, int n_micro_batches);
 
   // The layers that are here: all, or those of a pipeline stage.
   LayerRange main_layers() const;
@@ -50,6 +59,11 @@ class DeepSeek {
   // changes the residual stream. Suspends where it waits for experts. The coroutine frame is
   // allocated in `memory`.
   Pass layers(LayerRange range, const Batch& batch, KvCache& cache, PassMemory& memory);
+  // In a step without tokens of its own: this rank's columns of a dense layer, for other replicas.
+  void dense_for_others(int layer, int micro_batch) {
+    const TensorView none = {nullptr, 0, c_.dim, c_.dim};
+    if (share_.by_replicas.dense) divided_feed_forward(layer, micro_batch, none, none);
+  }
   // Ends a step, once all its passes are done: computes logits() from row first_row on for the rows
   // batch.logit_rows, or sends the residual stream to the next stage.
   void head(const Batch& step, int64_t first_row = 0);
@@ -87,13 +101,21 @@ class DeepSeek {
     TensorView hidden;    // [n, dim] hidden states after a norm; with MTP layers only
     TensorView joined;    // [n, 2 * dim] normalised embedding and hidden state
     TensorView uses;      // [n_all_layers, n_experts]
+    // Of all replicas, where their ranks divide dense layers or the head.
+    TensorView all_h, all_y;  // [n, dim]
+    TensorView all_logits;    // [n_logits, columns of this rank]
+    TensorView exchanged;     // [n_logits of a replica, columns of the like ranks]
   };
   template <class Visit>
   static void for_each_matrix(Scratch& s, const ModelConfig& config, StepLimits limits,
-                              Visit visit);
+                              const BackboneShare& share, Visit visit);
 
   Scratch rows_of(const Batch& batch) const;
   void feed_forward(const FfnWeights& w, const Scratch& s);
+  template <class Visit>
+  void for_each_piece(std::span<const int64_t> n_rows, int64_t max_rows, Visit visit);
+  void divided_feed_forward(int layer, int micro_batch, TensorView h, TensorView y);
+  void divided_logits(TensorView rows, const QuantView& head, TensorView logits);
   void project_to_vocabulary(TensorView rows, const QuantView& head, int64_t first_row = 0);
   Ticket route(int layer, const Batch& batch, const Scratch& s);
   void upload_simulated(Device& device);
@@ -109,6 +131,11 @@ class DeepSeek {
   Arena arena_;
   Scratch scratch_;
   bool counts_experts_ = false;
+  const StepLimits limits_;
+  // [micro-batches][replicas] tokens of the step, [replicas] rows of logits, and of a piece of
+  // these
+  std::array<std::vector<int64_t>, kMaxMicroBatches> tokens_of_replicas_;
+  std::vector<int64_t> logits_of_replicas_, piece_;
   Buffer simulated_;  // RouterConfig::simulated on the device; empty: none
 };
 

@@ -23,11 +23,10 @@ void DeepSeek::join(int module, HiddenStates states, const Batch& step) {
 void DeepSeek::mtp_head(int module, const Batch& step) {
   const MtpWeights& w = w_.mtp[module];
   const TensorView hidden = scratch_.hidden.rows_from(0, step.n());
-  ops_.rms_norm(scratch_.x.rows_from(0, step.n()), w.norm, c_.norm_eps, hidden);
-  if (step.logit_rows.empty()) return;
+  if (step.n() > 0) ops_.rms_norm(scratch_.x.rows_from(0, step.n()), w.norm, c_.norm_eps, hidden);
   const int64_t n = std::ssize(step.logit_rows);
   const TensorView last = scratch_.last.rows_from(0, n);
-  ops_.gather_rows(hidden, step.logit_rows, last);
+  if (n > 0) ops_.gather_rows(hidden, step.logit_rows, last);
   project_to_vocabulary(last, c_.mtp_has_head ? w.head : w_.head);
 }
 

@@ -126,9 +126,9 @@ void StepRunner::forward_piece(std::span<const Batch> replicas, KvCache& cache,
                      .batch = whole,
                      .cache = cache};
   const auto enqueue = [&] {
-    if (!is_received) model_.embed(whole);
+    if (!is_received && whole.n() > 0) model_.embed(whole);
     run(work);
-    model_.head(whole, first_logits);
+    if (whole.n() > 0 || model_.shares()) model_.head(whole, first_logits);
   };
   compute(work, std::ref(enqueue));  // a copy of enqueue would allocate
 }
@@ -156,9 +156,9 @@ void StepRunner::draft(int module, HiddenStates states, std::span<const Batch> r
       .batch = batch,
       .cache = cache};
   const auto enqueue = [&] {
-    model_.join(module, states, batch);
+    if (batch.n() > 0) model_.join(module, states, batch);
     run(work);
-    model_.mtp_head(module, batch);
+    if (batch.n() > 0 || model_.shares()) model_.mtp_head(module, batch);
   };
   compute(work, std::ref(enqueue));
 }
@@ -169,6 +169,7 @@ const Batch& StepRunner::begin_step(std::span<const Batch> replicas, int n_micro
   const int n_tokens = most_tokens(replicas);
   check(n_tokens > 0 && n_tokens <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
   parts_.experts.begin_step(replicas, n_micro_batches);
+  model_.begin_step(replicas, n_micro_batches);
   return replicas[grid_.replica_of(rank_)];
 }
 
@@ -404,12 +405,8 @@ ConstBytes StepRunner::own_expert_uses() {
 // Calls enqueue(), or replays what it enqueued for an equal step. Without tokens this rank computes
 // experts for the others.
 void StepRunner::compute(const Work& work, const std::function<void()>& enqueue) {
-  if (work.batch.n() == 0)
-    run_or_replay(work, [&] { run(work); });
-  else {
-    parts_.ops.begin(work.batch);
-    run_or_replay(work, enqueue);
-  }
+  if (work.batch.n() > 0) parts_.ops.begin(work.batch);
+  run_or_replay(work, enqueue);
   if (channel_) parts_.device.wait();  // ranks make one step at a time, also after one that fails
   parts_.experts.end_step(work.layers, work.step);
 }
@@ -422,7 +419,10 @@ Pass StepRunner::layers_for_others(LayerRange layers, int micro_batch, PassMemor
   const Routing nowhere = {{nullptr, 0, n_active, n_active, DType::kI32},
                            {nullptr, 0, n_active, n_active}};
   for (int layer = layers.first; layer < layers.end; ++layer) {
-    if (!c.is_moe(layer)) continue;
+    if (!c.is_moe(layer)) {
+      model_.dense_for_others(layer, micro_batch);
+      continue;
+    }
     const Ticket ticket = parts_.experts.submit(
         {.layer = layer, .x = none, .routing = nowhere, .micro_batch = micro_batch});
     if (parts_.experts.waits(ticket)) co_await kOtherPass;

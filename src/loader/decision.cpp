@@ -74,6 +74,8 @@ BackboneShare share_of(const Subject& subject, const ExecutedParts& parts) {
   const std::vector<bool> gpus = gpus_of_replica(subject, grid);
   if (are_of_two_kinds(gpus))
     return share_of_rank(subject.config, grid.part_of(rank), gpus, layers);
+  if (parts.by_replicas.any())
+    return share_among_replicas(subject.config, rank, grid, parts.by_replicas, layers);
   return share_of_rank(subject.config, grid.part_of(rank), grid.tp, layers);
 }
 
@@ -297,6 +299,17 @@ std::optional<GpuShare> gpu_share_or_warning(const ModelOptions& options, const 
   }
 }
 
+// All ranks compute together what they divide, and replicas with workers compute alone.
+void require_divided(const ModelOptions& options, const ExecutedParts& parts) {
+  if (!options.by_replicas->any()) return;
+  require(
+      parts.grid.n_replicas > 1,
+      "--dp-divide: there is one replica of the backbone, whose ranks divide all of it: leave it "
+      "out, or ask for more with --dp");
+  require(!options.workers.any(),
+          "--dp-divide: replicas beside workers compute alone: leave it out");
+}
+
 void require_routing_of_one_replica(const ModelOptions& options, const Decision& decision) {
   const BackboneGrid grid = decision.parts.grid;
   require((grid.n_replicas == 1 && grid.n_stages == 1) || !options.record_routing,
@@ -493,13 +506,15 @@ bool are_of_two_kinds(const std::vector<bool>& on_gpu) {
 }
 
 std::string why_not_of_two_kinds(const ModelOptions& options) {
-  const std::pair<bool, const char*> others[] = {{options.workers.any(), "--workers"},
-                                                 {options.moves_experts, "--rebalance"},
-                                                 {options.record_timeline, "--timeline"},
-                                                 {options.micro_batches > 1, "--micro-batches"},
-                                                 {options.identifies, "--role"},
-                                                 {options.kv && options.kv != DType::kBF16, "--kv"},
-                                                 {options.fp8_activations, "--activations"}};
+  const std::pair<bool, const char*> others[] = {
+      {options.workers.any(), "--workers"},
+      {options.moves_experts, "--rebalance"},
+      {options.record_timeline, "--timeline"},
+      {options.micro_batches > 1, "--micro-batches"},
+      {options.by_replicas && options.by_replicas->any(), "--dp-divide"},
+      {options.identifies, "--role"},
+      {options.kv && options.kv != DType::kBF16, "--kv"},
+      {options.fp8_activations, "--activations"}};
   for (const auto& [asked, name] : others)
     if (asked) return fmt::format("{} needs ranks of one kind", name);
   return "";
@@ -539,11 +554,17 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
           subject.on_workers,
           are_replicas_with_workers(subject, decision.parts.grid) ? 1 : subject.rank.n_ranks);
   }
+  if (options.by_replicas) {
+    require_divided(options, decision.parts);
+    decision.parts.by_replicas = *options.by_replicas;
+  }
   decision.rows = options.rows.value_or(placed ? placed->rows : ExpertRows::kExact);
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
-  decision.parts.chunk_tokens = decision.limits.max_tokens;
   const BackboneGrid grid = decision.parts.grid;
+  if (decision.parts.by_replicas.any())  // each replica has a row in a piece of them
+    decision.limits.max_tokens = std::max(decision.limits.max_tokens, grid.n_replicas);
+  decision.parts.chunk_tokens = decision.limits.max_tokens;
   decision.beside_cpus = are_of_two_kinds(subject.on_gpu);
   decision.first_routes = are_of_two_kinds(gpus_of_replica(subject, grid));
   if (decision.beside_cpus) decision.parts.micro_batches = 1;

@@ -20,11 +20,14 @@ class GridGroups {
   // This rank and its like of the stage before, and of the one after; null: there is none.
   Group* before() const { return before_.get(); }
   Group* after() const { return after_.get(); }
+  // This rank and its like of all other replicas in the stage; null: there is one replica.
+  Group* like_ranks() const { return like_ranks_.get(); }
   // Those that compute the backbone with this rank. first_routes: RankGroups.
   RankGroups of_backbone(BackboneGrid grid, bool first_routes) const {
     return {.replica = grid.tp > 1 ? &replica() : nullptr,
             .before = before(),
             .after = after(),
+            .replicas = like_ranks_.get(),
             .first_routes = first_routes};
   }
 
@@ -34,6 +37,7 @@ class GridGroups {
  private:
   Group* all_ = nullptr;
   std::unique_ptr<Group> stage_, replica_, before_, after_;  // stage_, replica_: null if it is all_
+  std::unique_ptr<Group> like_ranks_;
 };
 
 }  // namespace tandem

@@ -128,7 +128,9 @@ struct ModelOptions {
   int n_replicas = 0;  // of the backbone; 0: as placed, or one
   int tp = 0;          // ranks of a replica in a stage; 0: all that there are
   int n_stages = 0;    // of a pipeline; 0: as placed, or one
-  int ep = 0;          // ranks that divide the experts, which is all of a stage; 0: not said
+  // What the ranks of all replicas divide; nothing: as placed, or nothing.
+  std::optional<SharedByReplicas> by_replicas = {};
+  int ep = 0;  // ranks that divide the experts, which is all of a stage; 0: not said
   ExpertDispatch dispatch = ExpertDispatch::kAuto;
   // Formats of those rows; nothing: exact.
   std::optional<ExpertRows> rows = {};

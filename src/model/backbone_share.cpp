@@ -17,6 +17,10 @@ Slice part_of(int64_t n, int64_t unit, int rank, int n_ranks) {
   return {begin(rank), begin(rank + 1) - begin(rank)};
 }
 
+int64_t unit_of(const ModelConfig& config) {
+  return config.scale_block > 0 ? std::lcm(kColumns, int64_t{config.scale_block}) : kColumns;
+}
+
 // The smallest number of things of `size` that fill whole units.
 int64_t filling(int64_t unit, int64_t size) { return unit / std::gcd(unit, size); }
 
@@ -26,11 +30,29 @@ BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks, St
   return share_of_rank(config, rank, std::vector<bool>(n_ranks, true), layers);
 }
 
+BackboneShare share_among_replicas(const ModelConfig& config, int rank, BackboneGrid grid,
+                                   SharedByReplicas shared, StageLayers layers) {
+  const int part = grid.part_of(rank), n = grid.n_of_stage(), first = part * grid.n_replicas;
+  BackboneShare share = share_of_rank(config, part, grid.tp, layers);
+  share.by_replicas = shared;
+  share.replica = grid.replica_of(rank);
+  const int64_t unit = unit_of(config);
+  if (shared.dense) share.dense = part_of(config.dense_dim, unit, first + share.replica, n);
+  if (!shared.head) return share;
+  for (int r = 0; r < grid.tp; ++r) {
+    const Slice begin = part_of(config.vocab, unit, r * grid.n_replicas, n),
+                end = part_of(config.vocab, unit, (r + 1) * grid.n_replicas - 1, n);
+    share.vocab[r] = {begin.first, end.first + end.n - begin.first};
+  }
+  for (int r = 0; r < grid.n_replicas; ++r)
+    share.vocab_of_replicas.push_back(part_of(config.vocab, unit, first + r, n));
+  return share;
+}
+
 BackboneShare share_of_rank(const ModelConfig& config, int rank, const std::vector<bool>& divide,
                             StageLayers layers) {
   const MlaConfig& m = config.mla;
-  const int64_t unit =
-      config.scale_block > 0 ? std::lcm(kColumns, int64_t{config.scale_block}) : kColumns;
+  const int64_t unit = unit_of(config);
   const int64_t heads = std::lcm(std::lcm(filling(unit, m.qk_dim()), filling(unit, m.v_dim)),
                                  filling(unit, m.nope_dim + m.v_dim));
   const auto n_dividing = static_cast<int>(std::count(divide.begin(), divide.end(), true));

@@ -46,13 +46,29 @@ constexpr bool has_layer(StageLayers stage, int layer) {
   return stage.n == 0 || (layer >= stage.first && layer < stage.first + stage.n);
 }
 
+// What the ranks of all replicas of a stage divide; those of one replica divide the rest. Takes
+// less memory, and rows of all replicas travel for it.
+struct SharedByReplicas {
+  bool dense = false;  // the FFN of dense layers
+  bool head = false;
+  bool any() const { return dense || head; }
+  bool operator==(const SharedByReplicas&) const = default;
+};
+
 // The part of one rank. Slices begin at whole blocks of scales; a rank may have none of something.
 struct BackboneShare {
   int rank;
   Slice heads;
   Slice dense, shared;              // hidden columns of the FFN
-  std::vector<Slice> vocab;         // [ranks] rows of the head, of every rank
+  std::vector<Slice> vocab;         // [ranks] columns of the logits that each brings to its replica
   StageLayers layers = kAllLayers;  // the first stage has the embedding, the last one the head
+  SharedByReplicas by_replicas = {};
+  int replica = 0;
+  // [replicas] the parts of vocab[rank] that the like ranks of all replicas have; empty: this rank
+  // has all of it.
+  std::vector<Slice> vocab_of_replicas = {};
+  // Rows of the head.
+  Slice head() const { return by_replicas.head ? vocab_of_replicas[replica] : vocab[rank]; }
   bool is_first_stage() const { return layers.first == 0; }
   bool is_last_stage(const ModelConfig& config) const {
     return layers.n == 0 || layers.first + layers.n == config.n_layers;
@@ -62,6 +78,9 @@ struct BackboneShare {
 // Divides what can be divided as evenly as its blocks allow.
 BackboneShare share_of_rank(const ModelConfig& config, int rank, int n_ranks,
                             StageLayers layers = kAllLayers);
+// The share of a rank of the grid where those of all replicas divide some of it.
+BackboneShare share_among_replicas(const ModelConfig& config, int rank, BackboneGrid grid,
+                                   SharedByReplicas shared, StageLayers layers = kAllLayers);
 // The same among those ranks of a replica that `divide`, [ranks]; the others have none of it.
 BackboneShare share_of_rank(const ModelConfig& config, int rank, const std::vector<bool>& divide,
                             StageLayers layers = kAllLayers);

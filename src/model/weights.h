@@ -118,7 +118,7 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   const std::vector<Slice> slices =
       w.slices.empty() ? std::vector<Slice>{{0, c.expert_dim}} : w.slices;
   const BackboneShare share = w.share_of(c);
-  const Slice vocab = share.vocab[share.rank];
+  const Slice vocab = share.head();
   const auto of_heads = [&](int64_t size) -> Slice {
     return {share.heads.first * size, share.heads.n * size};
   };

@@ -69,6 +69,16 @@ class CpuOps final : public Ops {
   void all_gather_cols(TensorView x, std::span<const Slice> slices) override {
     if (ranks_.divide()) ranks_.all_gather_cols(x, slices);
   }
+  void gather_replicas(TensorView mine, std::span<const int64_t> n_rows, TensorView all) override {
+    ranks_.gather_replicas(mine, n_rows, all);
+  }
+  void scatter_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine) override {
+    ranks_.scatter_replicas(all, n_rows, mine);
+  }
+  void exchange_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine,
+                         std::span<const Slice> slices, TensorView scratch) override {
+    ranks_.exchange_replicas(all, n_rows, mine, slices, scratch);
+  }
   void send(TensorView x) override { ranks_.send(x); }
   void receive(TensorView x) override { ranks_.receive(x); }
 

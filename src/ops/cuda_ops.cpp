@@ -1,5 +1,8 @@
 #include "ops/cuda_ops.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "core/rounding.h"
 #include "model/rope.h"
 #include "ops/cuda_weights.h"
@@ -12,6 +15,15 @@ int max_pages(CudaLimits limits) { return static_cast<int>(ceil_div(limits.conte
 gpu::GroupScore group_score(const RouterConfig& r) {
   if (r.method == TopkMethod::kGreedy || r.n_groups == 1) return gpu::GroupScore::kNone;
   return r.method == TopkMethod::kNoauxTc ? gpu::GroupScore::kSumOfBestTwo : gpu::GroupScore::kBest;
+}
+
+// Where replica r's rows begin.
+int64_t first_row_of(std::span<const int64_t> n_rows, int r) {
+  return std::accumulate(n_rows.begin(), n_rows.begin() + r, int64_t{0});
+}
+
+bool are_equal(std::span<const int64_t> n_rows) {
+  return std::all_of(n_rows.begin(), n_rows.end(), [&](int64_t n) { return n == n_rows[0]; });
 }
 
 int rows_of(TensorView t) { return static_cast<int>(t.rows); }
@@ -167,6 +179,49 @@ void CudaOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {
     if (rank != ranks_->rank() && slices[rank].n > 0)
       clear(x.cols_from(slices[rank].first, slices[rank].n));
   all_reduce(x);
+}
+
+// NCCL gathers and scatters equal pieces only. The others are sent by each rank in turn, and added
+// up whole.
+void CudaOps::gather_replicas(TensorView mine, std::span<const int64_t> n_rows, TensorView all) {
+  const int rank = like_ranks_->rank();
+  const auto rows_of_replica = [&](int r) {
+    return all.rows_from(first_row_of(n_rows, r), n_rows[r]);
+  };
+  if (mine.rows > 0)
+    stream_.copy(mine.data, mine.rows * mine.row_bytes(), rows_of_replica(rank).data);
+  if (are_equal(n_rows)) return like_ranks_->all_gather(stream_, all.data, n_rows[0] * all.cols);
+  for (int r = 0; r < std::ssize(n_rows); ++r)
+    if (n_rows[r] > 0)
+      like_ranks_->broadcast(stream_, rows_of_replica(r).row<float>(0), n_rows[r] * all.cols, r);
+}
+
+void CudaOps::scatter_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine) {
+  if (are_equal(n_rows))
+    like_ranks_->reduce_scatter(stream_, all.row<float>(0), n_rows[0] * all.cols);
+  else
+    like_ranks_->all_reduce(stream_, all.row<float>(0), all.rows * all.cols);
+  const int64_t first = first_row_of(n_rows, like_ranks_->rank());
+  if (mine.rows > 0) stream_.copy(all.row_data(first), mine.rows * mine.row_bytes(), mine.data);
+}
+
+void CudaOps::exchange_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine,
+                                std::span<const Slice> slices, TensorView scratch) {
+  n_sent_.clear();
+  n_received_.clear();
+  for (const int64_t n : n_rows) n_sent_.push_back(n * all.cols);
+  for (const Slice& s : slices) n_received_.push_back(mine.rows * s.n);
+  like_ranks_->all_to_all(
+      stream_,
+      {.sent = all.data, .n_sent = n_sent_, .received = scratch.data, .n_received = n_received_});
+  auto* piece = static_cast<float*>(scratch.data);
+  for (const Slice& s : slices) {
+    if (mine.rows == 0 || s.n == 0) continue;
+    const TensorView to = mine.cols_from(s.first, s.n);
+    clear(to);
+    add(to, {piece, mine.rows, s.n, s.n});
+    piece += mine.rows * s.n;
+  }
 }
 
 void CudaOps::add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,

@@ -3,6 +3,7 @@
 // GPU: linking decides which one is used.
 #pragma once
 #include <memory>
+#include <vector>
 
 #include "gpu_kernels/exchange/collectives.h"
 #include "gpu_kernels/router.h"
@@ -31,6 +32,8 @@ class CudaOps final : public Ops {
 
   // The GPUs of these ranks divide the backbone. The object must outlive the operations.
   void use(gpu::Collectives& ranks) { ranks_ = &ranks; }
+  // GPUs of the like ranks of all replicas.
+  void use_replicas(gpu::Collectives& like_ranks) { like_ranks_ = &like_ranks; }
   // The same where some of the ranks that compute the backbone have no GPU, with matrices of up to
   // max_bytes. Steps cannot be recorded then. Throws Error when too little memory is left.
   void use(const RankGroups& ranks, int64_t max_bytes) {
@@ -64,6 +67,10 @@ class CudaOps final : public Ops {
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
   void all_reduce(TensorView x) override;
   void all_gather_cols(TensorView x, std::span<const Slice> slices) override;
+  void gather_replicas(TensorView mine, std::span<const int64_t> n_rows, TensorView all) override;
+  void scatter_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine) override;
+  void exchange_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine,
+                         std::span<const Slice> slices, TensorView scratch) override;
   void send(TensorView x) override;
   void receive(TensorView x) override;
   void add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,
@@ -86,8 +93,10 @@ class CudaOps final : public Ops {
   gpu::Buffer frequencies_;            // [rope_dim / 2]
   gpu::Collectives* ranks_ = nullptr;  // null: no other ranks
   gpu::Collectives *stage_before_ = nullptr, *stage_after_ = nullptr;
-  gpu::Collectives* watched_ = nullptr;   // null: no other ranks
-  std::unique_ptr<CudaRankCalls> calls_;  // null: all ranks have GPUs
+  gpu::Collectives* like_ranks_ = nullptr;    // null: one replica, or nothing is divided among them
+  std::vector<int64_t> n_sent_, n_received_;  // [replicas] of exchange_replicas()
+  gpu::Collectives* watched_ = nullptr;       // null: no other ranks
+  std::unique_ptr<CudaRankCalls> calls_;      // null: all ranks have GPUs
 };
 
 }  // namespace tandem

@@ -110,6 +110,21 @@ class Ops {
   // Columns slices[r] of x come from rank r. The slices cover the columns in order.
   virtual void all_gather_cols(TensorView /*x*/, std::span<const Slice> /*slices*/) {}
 
+  // What the like ranks of all replicas of a backbone do together, which divide dense layers and
+  // the head. n_rows: [replicas] that each has; the rows of all are one replica's after another's.
+  // all = the rows of all replicas, of which `mine` are this one's.
+  virtual void gather_replicas(TensorView /*mine*/, std::span<const int64_t> /*n_rows*/,
+                               TensorView /*all*/) {}
+  // mine = the sum of this replica's rows of `all` of all ranks. Overwrites `all`.
+  virtual void scatter_replicas(TensorView /*all*/, std::span<const int64_t> /*n_rows*/,
+                                TensorView /*mine*/) {}
+  // Columns slices[r] of `mine` come from rank r, which has them of all replicas' rows: `all` has
+  // those of this rank. Overwrites `scratch`, of as many numbers as this replica's rows of all
+  // slices have.
+  virtual void exchange_replicas(TensorView /*all*/, std::span<const int64_t> /*n_rows*/,
+                                 TensorView /*mine*/, std::span<const Slice> /*slices*/,
+                                 TensorView /*scratch*/) {}
+
   // Moves the rows of a step from a pipeline stage to the next one, which receives them in the same
   // order.
   virtual void send(TensorView /*x*/) {}

@@ -45,6 +45,43 @@ void RankCalls::all_gather_cols(TensorView x, std::span<const Slice> slices) {
 void RankCalls::send(TensorView x) { groups_.after->broadcast(bytes_of(x), 0); }
 void RankCalls::receive(TensorView x) { groups_.before->broadcast(bytes_of(x), 0); }
 
+void RankCalls::gather_replicas(TensorView mine, std::span<const int64_t> n_rows, TensorView all) {
+  piece_bytes_.clear();
+  for (const int64_t n : n_rows) piece_bytes_.push_back(n * all.row_bytes());
+  groups_.replicas->all_gather(bytes_of(mine), {bytes_of(all), piece_bytes_});
+}
+
+void RankCalls::scatter_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine) {
+  piece_bytes_.clear();
+  for (const int64_t n : n_rows) piece_bytes_.push_back(n * all.cols);
+  check(all.stride == all.cols && mine.stride == mine.cols, "rows that travel are dense");
+  const auto numbers = [](TensorView x) {
+    return std::span(static_cast<float*>(x.data), static_cast<size_t>(x.rows * x.cols));
+  };
+  groups_.replicas->reduce_scatter({numbers(all), piece_bytes_}, numbers(mine));
+}
+
+void RankCalls::exchange_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine,
+                                  std::span<const Slice> slices, TensorView scratch) {
+  piece_bytes_.clear();
+  received_bytes_.clear();
+  for (const int64_t n : n_rows) piece_bytes_.push_back(n * all.row_bytes());
+  int64_t n_received = 0;  // numbers
+  for (const Slice& s : slices) {
+    n_received += mine.rows * s.n;
+    received_bytes_.push_back(mine.rows * s.n * size_of(DType::kF32));
+  }
+  check(n_received <= scratch.rows * scratch.cols, "what is received fits its place");
+  const TensorView received = {scratch.data, 1, n_received, n_received};
+  groups_.replicas->all_to_all({bytes_of(all), piece_bytes_},
+                               {bytes_of(received), received_bytes_});
+  int64_t first = 0;
+  for (const Slice& s : slices) {
+    copy_rows({received.row<float>(0) + first, mine.rows, s.n, s.n}, mine.cols_from(s.first, s.n));
+    first += mine.rows * s.n;
+  }
+}
+
 // Both travel in one call.
 void RankCalls::take_routing_of_first(const Routing& routing) {
   const Bytes ids = bytes_of(routing.ids), weights = bytes_of(routing.weights);

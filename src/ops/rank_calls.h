@@ -17,6 +17,7 @@ struct RankGroups {
   // Groups of two: this rank and that of the pipeline stage before, or after; null: there is none.
   Group* before = nullptr;
   Group* after = nullptr;
+  Group* replicas = nullptr;  // this rank's like of all replicas; null: there is one replica
   // The first rank of the replica chooses the experts for all: kernels whose last bits differ may
   // choose differently, and an expert would be computed twice or not at all.
   bool first_routes = false;
@@ -38,6 +39,11 @@ class RankCalls {
   void all_gather_cols(TensorView x, std::span<const Slice> slices);
   void send(TensorView x);
   void receive(TensorView x);
+  // As in Ops; matrices are dense but the `mine` of exchange_replicas().
+  void gather_replicas(TensorView mine, std::span<const int64_t> n_rows, TensorView all);
+  void scatter_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine);
+  void exchange_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine,
+                         std::span<const Slice> slices, TensorView scratch);
   // Where the first rank routes: its experts and weights, on all ranks.
   void take_routing_of_first(const Routing& routing);
 
@@ -45,7 +51,7 @@ class RankCalls {
   RankGroups groups_;
   // Grow to the largest call.
   std::vector<float> gathered_;
-  std::vector<int64_t> piece_bytes_;
+  std::vector<int64_t> piece_bytes_, received_bytes_;
   std::vector<std::byte> routing_;
 };
 

@@ -97,7 +97,8 @@ int64_t bytes_beside_weights(const ModelWeights& stored, const ModelConfig& conf
           : options.replicated_experts  ? CudaReplicas::bytes_for(n, config.router.n_active)
                                         : 0) +
          (options.moves_experts ? GpuExpertSlots::bytes_for(stored, spare_experts(parts)) : 0) +
-         DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
+         DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits},
+                             options.share ? *options.share : whole_backbone(config)) +
          KvCache::bytes_for(config, kv_tokens, options.cache_type,
                             options.share ? options.share->layers : kAllLayers) +
          (gpu_info.emulated ? 0 : kContextBytes);
@@ -172,6 +173,10 @@ class Loaded final : public GpuModel {
     if (groups.before()) before_ = connected(*groups.before());
     if (groups.after()) after_ = connected(*groups.after());
     ops_->use_stages(before_.get(), after_.get());
+    if (weights_.share_of(config_).by_replicas.any()) {
+      like_ranks_ = connected(*groups.like_ranks());
+      ops_->use_replicas(*like_ranks_);
+    }
     if (owners.has_replicas() || grid_.n_replicas > 1)
       owners_ = std::make_unique<CudaOwners>(owners, stage_->rank(), stage_->n_ranks(), stream_);
     if (grid_.n_replicas > 1)
@@ -278,7 +283,8 @@ class Loaded final : public GpuModel {
   // A number that changes while the GPU passes calls of other ranks.
   uint64_t passed_calls() const {
     uint64_t passed = 0;
-    for (const auto* others : {&stage_, &replica_, &before_, &after_, &within_, &plane_})
+    for (const auto* others :
+         {&stage_, &replica_, &before_, &after_, &like_ranks_, &within_, &plane_})
       if (*others) passed += (*others)->progress();
     return passed;
   }
@@ -300,7 +306,7 @@ class Loaded final : public GpuModel {
   std::unique_ptr<gpu::Stream> network_;  // null: one replica, or some ranks have no GPU
   // The GPUs of other ranks, as in GridGroups and, where rows cross once to each host, in
   // HostGroups; null: there are none.
-  std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_, within_, plane_;
+  std::unique_ptr<gpu::Collectives> stage_, replica_, before_, after_, like_ranks_, within_, plane_;
   std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
   CudaDevice device_;
   CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link

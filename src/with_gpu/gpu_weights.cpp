@@ -27,7 +27,7 @@ void for_each_pair(const GpuSelection& s, ModelWeights& on_gpu, Visit visit) {
     if (home != Home::kNowhere) visit(spec, home, sources.at(spec.name), w);
   });
   const BackboneShare share = on_gpu.share_of(config);
-  const auto [first, n] = share.vocab[share.rank];
+  const auto [first, n] = share.head();
   if (s.only_experts || !config.tied_head || n == 0 || !share.is_last_stage(config)) return;
   if (!s.parts.embedding_on_cpu) {
     if (!on_gpu.embed.empty()) on_gpu.head = on_gpu.embed.rows_from(first, n);

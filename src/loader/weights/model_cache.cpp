@@ -41,7 +41,7 @@ std::string elsewhere_text(const ExpertsLayout& experts) {
   std::string text = elsewhere.experts.empty() || elsewhere.backbone ? "" : "backbone ";
   if (elsewhere.share) {
     const BackboneShare& share = *elsewhere.share;
-    for (const Slice part : {share.heads, share.dense, share.shared, share.vocab[share.rank]})
+    for (const Slice part : {share.heads, share.dense, share.shared, share.head()})
       text += fmt::format("{}+{} ", part.first, part.n);
     if (share.layers.n > 0)
       text += fmt::format("layers {}+{} ", share.layers.first, share.layers.n);

@@ -97,7 +97,7 @@ void for_each_packed(ModelWeights& weights, const ModelConfig& config, const Exp
   for_each_weight(weights, config, visit_kept);
   if (!config.tied_head) return;
   const BackboneShare share = weights.share_of(config);
-  const Slice rows = share.vocab[share.rank];
+  const Slice rows = share.head();
   if (rows.n > 0 && share.is_last_stage(config))
     visit_kept(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, rows.n, config.dim, 0, 0,
                           rows.first, 0},
