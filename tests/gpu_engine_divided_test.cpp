@@ -4,6 +4,7 @@
 
 #include "model/cost.h"
 #include "tests/expert_moves.h"
+#include "tests/golden_file.h"
 #include "tests/gpu_ranks.h"
 #include "tests/hybrid_placements.h"
 #include "tests/rank_grids.h"
@@ -52,15 +53,18 @@ INSTANTIATE_TEST_SUITE_P(Families, GpusThatDivideByReplicas,
 // Decode steps, which are recorded, with drafts; replicas without sequences at the end.
 TEST(GpuRanksThatDivideByReplicas, GiveTheSameAnswers) {
   const LimitedGpuMemory memory(kEnough);
-  const std::vector<std::vector<int32_t>> want = answers(tiny_r1(DeviceChoice::kCpu), 5);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
+  const std::vector<Request> requests = questions(kTinyR1, tokenizer, 5);
+  LoadedModel cpu(tiny_r1(DeviceChoice::kCpu));
+  const std::vector<std::vector<int32_t>> want = tokens_of(cpu, tokenizer, requests, 2);
   for (const DraftChoice draft : {DraftChoice::kOff, DraftChoice::kMtp}) {
     ModelOptions options = tiny_r1(DeviceChoice::kCuda);
     options.draft = draft;
     options.max_logits = 16;
-    options.n_replicas = 2;
     options.by_replicas = {.dense = true, .head = true};
-    on_ranks_of_backbone(
-        2, options, [&](const ModelOptions& of_rank) { EXPECT_EQ(answers(of_rank, 5), want); });
+    on_grid({.dp = 2, .tp = 1, .gpus = "gg"}, options, [&](LoadedModel& loaded) {
+      EXPECT_EQ(tokens_of(loaded, tokenizer, requests, 2), want);
+    });
   }
 }
 

@@ -314,7 +314,7 @@ TEST(GpuRanksOfTinyR1, RefuseWhatTheirHostsCannotDo) {
   EXPECT_FALSE(says(refused({0, 4, 2}, {0, 0, 1, 1}), "--map-by"));
 }
 
-TEST(GpuRanksOfTinyR1, NeedAGpuEach) {
+TEST(GpuRanksOfTinyR1, UseTheGpusThatThereAre) {
   const Setting one("TANDEM_GPU_COUNT", "1");
   const auto device_of = [](DeviceChoice device) {
     std::vector<std::string> said(2);
@@ -331,7 +331,9 @@ TEST(GpuRanksOfTinyR1, NeedAGpuEach) {
   };
   const auto refused = device_of(DeviceChoice::kCuda);
   EXPECT_TRUE(says(refused[0] + refused[1], "rank 1, which is number 1 on its host, needs a GPU"));
-  EXPECT_EQ(device_of(DeviceChoice::kAuto), (std::vector<std::string>{"cpu", "cpu"}));
+  EXPECT_EQ(device_of(DeviceChoice::kAuto),
+            (std::vector<std::string>{"emulated GPU, other ranks on the cpu",
+                                      "cpu, other ranks on GPUs"}));
 }
 
 }  // namespace

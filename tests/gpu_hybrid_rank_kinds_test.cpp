@@ -9,7 +9,6 @@
 #include <optional>
 #include <random>
 
-#include "engine/completion.h"
 #include "model/cost.h"
 #include "offload/plan/placement_json.h"
 #include "tests/expert_moves.h"
@@ -251,19 +250,12 @@ TEST(RanksWithAndWithoutGpus, GiveTheSameAnswers) {
         if (question % 3 == 1) sampling.repetition_penalty = 1.1f;
         if (question % 3 == 2) sampling.n_top_logprobs = 2;
       });
-  const auto tokens_of = [&](LoadedModel& loaded) {
-    Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, loaded.config().vocab),
-                  loaded.context(), {.max_running = 3, .drafting = loaded.drafting()});
-    std::vector<std::vector<int32_t>> all;
-    for (const Completion& c : complete(engine, requests)) all.push_back(c.tokens);
-    return all;
-  };
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.max_logits = 16;
   options.kv_fraction = 0.01;
   options.max_kv_tokens = 2048;
   LoadedModel one(options);
-  const std::vector<std::vector<int32_t>> want = tokens_of(one);
+  const std::vector<std::vector<int32_t>> want = tokens_of(one, tokenizer, requests, 3);
   struct Case {
     RankGrid grid;
     DraftChoice draft;
@@ -280,7 +272,7 @@ TEST(RanksWithAndWithoutGpus, GiveTheSameAnswers) {
     const LimitedGpuMemory memory(some ? bytes_for_some_experts(grid, options) : kEnough);
     on_grid(grid, options, [&](LoadedModel& loaded) {
       SCOPED_TRACE(grid.name());
-      EXPECT_EQ(tokens_of(loaded), want);
+      EXPECT_EQ(tokens_of(loaded, tokenizer, requests, 3), want);
     });
   }
 }
@@ -289,11 +281,14 @@ TEST(RanksWithAndWithoutGpus, GiveTheSameAnswers) {
 TEST(RanksWithAndWithoutGpus, ReadEveryExpertOnce) {
   const LimitedGpuMemory memory(kEnough);
   const ModelOptions options = reference_of(kGolden + "v3_fp8");
-  const auto bytes_of = [&](const RankGrid& grid) {
+  // of_rank: -1 for the sum of all.
+  const auto bytes_of = [&](const RankGrid& grid, int of_rank = -1) {
     std::atomic<int64_t> bytes = 0;
     on_grid(
         grid, options, [](LoadedModel&) {},
-        [&](LoadedModel& loaded, int) { bytes += loaded.load_report().bytes; });
+        [&](LoadedModel& loaded, int rank) {
+          if (of_rank < 0 || of_rank == rank) bytes += loaded.load_report().bytes;
+        });
     return bytes.load();
   };
   const int64_t one = bytes_of({.dp = 1, .tp = 1});
@@ -304,6 +299,9 @@ TEST(RanksWithAndWithoutGpus, ReadEveryExpertOnce) {
     EXPECT_LT(backbone, one);
   }
   EXPECT_EQ(bytes_of({.dp = 4, .tp = 1, .gpus = "gcgc"}) - one, 2 * of_gpu + of_cpu);
+  // A CPU beside the GPU of its replica has no part of what they divide.
+  EXPECT_LT(bytes_of({.dp = 1, .tp = 2, .gpus = "gc"}, 1),
+            bytes_of({.dp = 1, .tp = 2, .gpus = "cc"}, 1));
 }
 
 }  // namespace

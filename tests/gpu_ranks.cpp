@@ -75,6 +75,8 @@ Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19
     std::erase_if(groups, [](const ExpertGroup& group) { return group.experts.empty(); });
     p.layers.push_back({l, l, groups});
   }
+  p.dense_replicated = rng() % 2;
+  p.head_replicated = rng() % 2;
   return p;
 }
 

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <random>
 
-#include "engine/completion.h"
 #include "model/cost.h"
 #include "tests/expert_moves.h"
 #include "tests/golden_file.h"
@@ -99,17 +98,10 @@ TEST(RanksThatDivideByReplicas, GiveTheSameAnswers) {
         if (question % 2 == 1) sampling.temperature = 0.7f;
         if (question % 3 == 2) sampling.n_top_logprobs = 2;
       });
-  const auto tokens_of = [&](LoadedModel& loaded) {
-    Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, loaded.config().vocab),
-                  loaded.context(), {.max_running = 2, .drafting = loaded.drafting()});
-    std::vector<std::vector<int32_t>> all;
-    for (const Completion& c : complete(engine, requests)) all.push_back(c.tokens);
-    return all;
-  };
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.max_logits = 16;
   LoadedModel one(options);
-  const std::vector<std::vector<int32_t>> want = tokens_of(one);
+  const std::vector<std::vector<int32_t>> want = tokens_of(one, tokenizer, requests, 2);
   for (const auto& [grid, draft] :
        {std::pair{RankGrid{.dp = 2, .tp = 1}, DraftChoice::kMtp},
         std::pair{RankGrid{.dp = 2, .tp = 2}, DraftChoice::kAuto},
@@ -118,7 +110,7 @@ TEST(RanksThatDivideByReplicas, GiveTheSameAnswers) {
     options.by_replicas = kBoth;
     on_grid(grid, options, [&](LoadedModel& loaded) {
       SCOPED_TRACE(grid.name());
-      EXPECT_EQ(tokens_of(loaded), want);
+      EXPECT_EQ(tokens_of(loaded, tokenizer, requests, 2), want);
     });
   }
 }

@@ -12,6 +12,7 @@
 
 #include "comm/agreement.h"
 #include "comm/local_ranks.h"
+#include "engine/completion.h"
 #include "loader/loaded_model.h"
 #include "tests/whole_models.h"
 
@@ -52,6 +53,17 @@ inline void on_grid(const RankGrid& grid, ModelOptions options,
     lead(loaded);
     steps.end();
   });
+}
+
+// The tokens that answer the requests, up to max_running of them at a time.
+inline std::vector<std::vector<int32_t>> tokens_of(LoadedModel& loaded, const Tokenizer& tokenizer,
+                                                   const std::vector<Request>& requests,
+                                                   int max_running) {
+  Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, loaded.config().vocab),
+                loaded.context(), {.max_running = max_running, .drafting = loaded.drafting()});
+  std::vector<std::vector<int32_t>> all;
+  for (const Completion& c : complete(engine, requests)) all.push_back(c.tokens);
+  return all;
 }
 
 // Bytes of this process, which has all ranks, in memory.

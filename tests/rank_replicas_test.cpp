@@ -139,6 +139,8 @@ Placement with_replicated_experts(const ModelConfig& c, const Grid& grid, std::m
   p.backbone = stored_format(c);
   p.embedding_on_cpu = p.head_on_cpu = true;
   p.kv_tokens = 256;
+  p.dense_replicated = random() % 2;
+  p.head_replicated = random() % 2;
   const int n_of_stage = grid.dp * grid.tp;
   for (int i = 0; i < grid.pp; ++i) {
     Stage& stage = p.stages.emplace_back(
@@ -265,7 +267,9 @@ TEST_P(RankReplicas, HaveLogitsNearTheGoldenOnesWithRowsInFp8) {
       });
       if (first.empty()) first = rows[0];
       for (const std::vector<float>& of : rows) {
-        if (tp == 1) EXPECT_TRUE(of == first);
+        if (tp == 1) {
+          EXPECT_TRUE(of == first);
+        }
         expect_close_logits({of}, {first}, 1e-5);
       }
     }
