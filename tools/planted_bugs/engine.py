@@ -413,6 +413,8 @@ MUTANTS = [
     ("GPU hosts: windows are those of a plane", "offload/gpu/exchange/cuda_hosts.cpp", [("host_(groups.layout().host_of(groups.all().rank()))", "host_(groups.layout().number_in_host(groups.all().rank()))")]),
     ("GPU hosts: low latency has its sums in BF16", "offload/gpu/exchange/cuda_exchange.h", [("if (mode == ExchangeMode::kLowLatency && by_hosts) return {formats.there, RowFormat::kF32};\n", "")]),
     ("GPU hosts: gather between them sends floats", "offload/gpu/exchange/cuda_host_exchange.cpp", [("make_cuda_gather(parts_between(parts), max_rows)", "make_cuda_gather({parts.config, parts.hosts->plane(), parts.hosts->hosts(), parts.stream, parts.network}, max_rows)")]),
+    ("GPU hosts: windows that a host's GPUs cannot open are not said to others", "offload/gpu/exchange/cuda_host_exchange.cpp", [("if (error.reported_here) fail(", "if (false) fail(")]),
+    ("GPU hosts: an error within a host is reported by its first rank", "offload/gpu/exchange/cuda_host_exchange.cpp", [("if (error.reported_here) fail(", "fail(")]),
     ("GPU hosts: decode goes by gather", "offload/gpu/exchange/cuda_ways.cpp", [("  if (hosts.n_hosts() > 1 && !hosts.has_equal_hosts()) return", "  if (hosts.n_hosts() > 1) return")]),
     ("GPU hosts: low latency is counted as on one host", "offload/gpu/exchange/cuda_exchange.cpp", [("  else if (layout.n_hosts() == 1)", "  else")]),
     ("GPU hosts: unequal hosts decode by low latency", "src/loader/decision.cpp", [("hosts.n_hosts() == 1 || hosts.has_equal_hosts(),", "hosts.n_hosts() == 1 || hosts.n_hosts() > 1,")]),
