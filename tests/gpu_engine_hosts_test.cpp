@@ -2,12 +2,16 @@
 // are threads here, with emulated GPUs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <set>
 
+#include "comm/agreement.h"
 #include "gpu_kernels/emulated/emulator.h"
 #include "gpu_kernels/exchange/parcels.h"
+#include "gpu_kernels/exchange/peer_windows.h"
+#include "tests/error_of.h"
 #include "tests/gpu_exchanged_ranks.h"
 #include "tests/planner_cases.h"
 
@@ -267,6 +271,93 @@ TEST(ExchangedExpertsOfHostsOfGpus, SendARowOfDecodeOnceToEachHost) {
     const gpu::ParcelShape parcel = {static_cast<int>(c.dim), c.router.n_active, formats.there};
     EXPECT_EQ(gpu::emulated::counts().sent - before,
               kRanks * kRows * (kHosts - 1) * (parcel.bytes() + 4 * c.dim));
+  }
+}
+
+// The calls of a group of whose ranks one cannot open the window of another rank's GPU. What is
+// gathered in pieces of a handle's size are handles.
+class GroupWithoutWindow final : public Group {
+ public:
+  GroupWithoutWindow(Group& group, int without)
+      : group_(group), is_without_(group.world_rank(group.rank()) == without), without_(without) {}
+  GroupWithoutWindow(std::unique_ptr<Group> owned, int without)
+      : GroupWithoutWindow(*owned, without) {
+    owned_ = std::move(owned);
+  }
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  int world_rank(int rank) const override { return group_.world_rank(rank); }
+  void set_patience(Patience patience) override { group_.set_patience(patience); }
+  void barrier() override { group_.barrier(); }
+  void broadcast(Bytes x, int root) override { group_.broadcast(x, root); }
+  void all_gather(ConstBytes mine, Pieces<std::byte> out) override {
+    group_.all_gather(mine, out);
+    constexpr size_t kHandle = sizeof(gpu::PeerWindows::Handle);
+    if (is_without_ && mine.size() == kHandle)  // the handle of the first rank of the group
+      std::ranges::fill(out.all.first(kHandle), std::byte{0});
+  }
+  void all_to_all(Pieces<const std::byte> in, Pieces<std::byte> out) override {
+    group_.all_to_all(in, out);
+  }
+  std::unique_ptr<Group> split(int color) override {
+    std::unique_ptr<Group> part = group_.split(color);
+    if (!part) return nullptr;
+    return std::make_unique<GroupWithoutWindow>(std::move(part), without_);
+  }
+  std::unique_ptr<Window> allocate_window(int64_t bytes) override {
+    return group_.allocate_window(bytes);
+  }
+  void wait_for_rank(int rank, const std::function<bool()>& done) override {
+    group_.wait_for_rank(rank, done);
+  }
+
+ private:
+  std::unique_ptr<Group> owned_;
+  Group& group_;
+  const bool is_without_;
+  const int without_;
+};
+
+// The last of four GPUs cannot open a window: low latency is refused on all ranks, and that rank
+// says why. Auto decodes by gather instead.
+TEST(ExchangedExpertsOfHostsOfGpus, OneWithoutAWindowIsSaidOnAllRanks) {
+  const ModelConfig c = small_config();
+  constexpr int kRanks = 4, kWithout = kRanks - 1;
+  const std::string why =
+      "the GPU cannot reach that of rank 0: give --ep-dispatch gather or all-to-all";
+  for (const auto& [hosts, said] :
+       {std::pair{HostLayout::one_host(kRanks), why},
+        {HostLayout({0, 0, 1, 1}), "among the GPUs of host 1: " + why}}) {
+    SCOPED_TRACE(said);
+    std::array<std::string, kRanks> refused, chosen;
+    run_local_ranks({kRanks}, [&](Group& all) {
+      GroupWithoutWindow group(all, kWithout);
+      CudaWaysAsked asked = {.mode = ExchangeMode::kLowLatency,
+                             .hosts = hosts,
+                             .measures = false,
+                             .grid = {kRanks, 1},
+                             .max_tokens = kMaxLaneTokens};
+      const int rank = all.rank();
+      try {
+        const RankOfGpus gpu(group, c, asked);
+        ADD_FAILURE() << "rank " << rank << " has opened windows";
+      } catch (const AgreedError& error) {
+        refused[rank] = error.what();
+        EXPECT_EQ(error.reported_here, rank == kWithout);
+        EXPECT_FALSE(error.while_running);
+      }
+      all.barrier();
+      asked.mode.reset();
+      RankOfGpus gpu(group, c, asked);
+      EXPECT_EQ(gpu.pool.ways().of_decode, CudaWay{ExchangeMode::kGather});
+      chosen[rank] = gpu.pool.ways().said();
+      expect_sums(gpu, c, asked.grid, group, {{1, 1}, {1}, {}, {1}}, 1, true, 0);
+      all.barrier();
+    });
+    const std::string others = "another rank reports an error";
+    EXPECT_EQ(refused, (std::array{others, others, others, said}));
+    for (int rank = 0; rank < kRanks; ++rank)
+      EXPECT_TRUE(says(chosen[rank], "decode by gather; not others: " + refused[rank]));
   }
 }
 

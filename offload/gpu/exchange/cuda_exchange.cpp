@@ -22,7 +22,13 @@ std::unique_ptr<CudaExchange> make_cuda_exchange(ExchangeMode mode,
                                                  int64_t max_rows) {
   std::unique_ptr<CudaExchange> exchange;
   run_on_all(group, [&] { exchange = made(mode, parts, max_rows); });
-  exchange->open(group);
+  try {
+    exchange->open(group);
+  } catch (const AgreedError&) {  // some ranks have opened the windows of others
+    exchange->close();
+    group.barrier();
+    throw;
+  }
   return exchange;
 }
 

@@ -41,8 +41,8 @@ class CudaHostExchange final : public CudaExchange {
     run_on_all(all, [&] {
       try {
         within_->open(*of_host);
-      } catch (const AgreedError& error) {  // of the ranks of this host, which all others learn
-        fail("{}", error.what());
+      } catch (const AgreedError& error) {  // of this host's ranks: one reports it to all others
+        if (error.reported_here) fail("among the GPUs of host {}: {}", host_, error.what());
       }
     });
   }
