@@ -300,9 +300,14 @@ TEST(PlacedRanks, OfReplicasDivideStepsAsPlaced) {
   p.expert_rows = ExpertRows::kFp8;
   EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).rows, ExpertRows::kFp8);
   EXPECT_EQ(why_not_executed(c, m, p), "");
+  EXPECT_FALSE(executed_parts(c, m, p, {1, 2, 2}).by_replicas.any());
   p.head_replicated = false;
-  EXPECT_TRUE(says(why_not_executed(c, m, p), "set head.replicated to true"));
-  p.head_replicated = true;
+  EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).by_replicas, (SharedByReplicas{.head = true}));
+  p.dense_replicated = false;
+  EXPECT_EQ(executed_parts(c, m, p, {1, 2, 2}).by_replicas,
+            (SharedByReplicas{.dense = true, .head = true}));
+  EXPECT_EQ(why_not_executed(c, m, p), "");
+  p.head_replicated = p.dense_replicated = true;
   p.layers[0].groups[1].owners = {{0, -1}};
   EXPECT_TRUE(says(why_not_executed(c, m, p), "set it to 1")) << "some experts are on the CPU";
   p.micro_batches = 1;
@@ -317,6 +322,67 @@ TEST(PlacedRanks, OfReplicasDivideStepsAsPlaced) {
   EXPECT_EQ(n_ranks_of(p), 2);
   p.layers[0].groups[1].owners = {{2, -1}};
   EXPECT_NE(why_not_executed(c, m, p), "") << "where no rank is";
+}
+
+// Rank r has the r-th of GPUs and hosts without, in their order.
+TEST(PlacedRanks, MayBeOfTwoKinds) {
+  const ModelConfig c =
+      ModelConfig::from_directory(std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1");
+  Machine m = round_machine();
+  m.hosts = 3;
+  m.gpus.assign(2, m.gpus[0]);
+  Placement p;
+  p.backbone = stored_format(c);
+  p.stages = {{0, c.n_layers - 1, {{0, 0}, {0, 1}, {1, -1}}, 1}};
+  p.kv_tokens = 64;
+  p.layers = {{1,
+               2,
+               {{range(0, 4), stored_expert_format(c), {{0, 0}}},
+                {range(4, 8), stored_expert_format(c), {{0, -1}, {1, -1}}},
+                {range(8, 16), stored_expert_format(c), {{0, 1}, {1, -1}}}}}};
+  ASSERT_EQ(n_ranks_of(p), 3);
+  EXPECT_EQ(ranks_on_gpus(p), (std::vector{true, true, false}));
+  EXPECT_EQ(why_not_executed(c, m, p), "");
+  const ExecutedParts first = executed_parts(c, m, p, {0, 3, 2}),
+                      last = executed_parts(c, m, p, {2, 3, 2});
+  ASSERT_TRUE(first.gpu);
+  EXPECT_FALSE(last.gpu);
+  EXPECT_EQ(first.grid.n_replicas, 3);
+  EXPECT_EQ(first.ranks_of_expert, last.ranks_of_expert);
+  EXPECT_EQ(first.ranks_of_expert[1][0], std::vector{0});
+  EXPECT_EQ(first.ranks_of_expert[1][8], (std::vector{1, 2}));
+  for (int e = 0; e < 16; ++e) EXPECT_EQ(first.gpu->experts[1][e], e < 4) << e;
+
+  // Each rank knows the memory of its own host alone.
+  m.nodes[0].memory_bytes = 1;
+  for (NumaNode& node : m.nodes) node.memory_bytes = 1;
+  EXPECT_TRUE(says(error_of([&] { executed_parts(c, m, p, {2, 3, 2}); }), "host1.cpu holds"));
+  EXPECT_TRUE(says(error_of([&] { executed_parts(c, m, p, {0, 3, 2}); }), "host0.cpu holds"));
+  m = round_machine();
+  m.hosts = 3;
+  m.gpus.assign(2, m.gpus[0]);
+
+  const auto why_not = [&](auto change) {
+    Placement changed = p;
+    change(changed);
+    return why_not_executed(c, m, changed);
+  };
+  const auto divided = [](Placement& q) {
+    q.stages[0].devices = {{0, 0}, {1, -1}};
+    q.stages[0].tp = 2;
+    q.layers[0].groups[2].owners = {{1, -1}};
+  };
+  EXPECT_TRUE(says(why_not(divided), "a replica is on host0.gpu0, host1.cpu"));
+  EXPECT_TRUE(says(why_not([](Placement& q) { q.micro_batches = 2; }), "set it to 1"));
+  EXPECT_TRUE(says(why_not([](Placement& q) { q.stream_from_tokens = 64; }), "set it to 0"));
+  EXPECT_TRUE(says(why_not([](Placement& q) { q.head_replicated = false; }), "dense_replicated"));
+  // GPU 1 of a host comes after its GPU 0, and hosts in their order.
+  for (const auto& devices : {std::vector<DeviceId>{{0, 1}, {0, 0}, {1, -1}},
+                              std::vector<DeviceId>{{1, -1}, {0, 0}, {0, 1}},
+                              std::vector<DeviceId>{{0, 0}, {0, -1}, {1, -1}}}) {
+    p.stages[0].devices = devices;
+    EXPECT_EQ(n_ranks_of(p), 1);
+  }
 }
 
 TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {

@@ -155,6 +155,27 @@ TEST(MemoryByDevice, ATableOnTheCpuIsCountedOncePerHost) {
   EXPECT_EQ(moved(weights(true, true), weights(true, false)), one_table);
 }
 
+// Devices of all replicas share dense layers and the head, or those of each have them whole.
+TEST(MemoryByDevice, WhatReplicasShareIsCountedOnce) {
+  const ModelConfig r1 = known_model("r1");
+  Machine m = round_machine();
+  m.hosts = 2;
+  m.gpus.push_back(m.gpus[0]);
+  Placement p = r1_with_experts_on_the_cpu();
+  p.stages = {{0, 60, {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, 2}};
+  const auto weights = [&] {
+    return memory_by_device(r1, m, p)[1].weights_bytes;  // of a GPU
+  };
+  constexpr int64_t kTable = int64_t{129'280} * 7168 * 2;
+  const int64_t dense = 3 * backbone_layer_bytes(r1, false, p.backbone).dense;
+  const int64_t whole = weights();
+  p.head_replicated = false;
+  EXPECT_EQ(whole - weights(), kTable / 4);  // of two ranks' halves, a half of each is elsewhere
+  p.head_replicated = true;
+  p.dense_replicated = false;
+  EXPECT_NEAR(static_cast<double>(whole - weights()), static_cast<double>(dense) / 4, 1);
+}
+
 TEST_F(Edited, RefusesStagesSplitsAndSlices) {
   EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"][0]["layers"] = "0-59"; }),
                    "layer 60 has no stage"));

@@ -251,6 +251,29 @@ TEST(Plan, CpusSendRowsAsAsked) {
             0.95 * predict(in, exact.placement).decode.step_seconds);
 }
 
+// Eight GPUs read an eighth of a dense layer each for the tokens of all, whose rows travel.
+TEST(Plan, DenseLayersThatReplicasShareCostTheirRows) {
+  Machine machine = known_machine("8xh200");
+  Workload w;
+  w.concurrency = 64;
+  w.objective = Objective::kThroughput;
+  Placement p = Planned("r1", machine, w).plan().placement;
+  p.stages[0].tp = 1;
+  const ModelConfig r1 = known_model("r1");
+  const RoutingStatistics routing(r1);
+  const auto dense_seconds = [&](bool replicated) {
+    p.dense_replicated = replicated;
+    const PlanInput in = {r1, machine, w, routing};
+    return predict(in, p).decode.dense[Part::kDense];
+  };
+  machine.gpu_link = {1e15, 1e-9};
+  const double whole = dense_seconds(true), at_no_cost = dense_seconds(false);
+  EXPECT_LT(at_no_cost, 0.3 * whole);
+  machine.gpu_link = {1e9, 1e-6};
+  constexpr double kBytes = 2 * 64 * 7168 * 4;  // rows of all, and their sums
+  EXPECT_NEAR(dense_seconds(false) - at_no_cost, kBytes / 1e9 + 2e-6, 0.01 * kBytes / 1e9);
+}
+
 // R1 beside a 5090: eight experts are exchanged at a time, so either device keeps memory for eight.
 TEST(Plan, KeepsMemoryForExpertsThatMove) {
   Workload w;
