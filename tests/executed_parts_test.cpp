@@ -216,7 +216,7 @@ TEST(PlacedRanks, AreDevicesThatHaveTheBackbone) {
   pipeline.stages = {{0, 5, {b}, 1}, {6, 9, {a}, 1}};
   EXPECT_EQ(n_ranks_of(pipeline), 1) << "not in order";
   EXPECT_EQ(n({b, c}, 2), 2) << "the first host has nothing";
-  EXPECT_EQ(n({a, {1, 0}}, 2), 1) << "a GPU";
+  EXPECT_EQ(n({a, {1, 0}}, 2), 2) << "a GPU after a CPU";
   const DeviceId g0{0, 0}, g1{0, 1}, h0{1, 0}, h1{1, 1};
   EXPECT_EQ(n({g0, g1}, 2), 2);
   EXPECT_EQ(n({g0, g1, h0, h1}, 4), 4);
@@ -226,7 +226,7 @@ TEST(PlacedRanks, AreDevicesThatHaveTheBackbone) {
   EXPECT_EQ(n({g1, g0}, 2), 1) << "not in order";
   EXPECT_EQ(n({h0, h1}, 2), 2) << "the first host has nothing";
   EXPECT_EQ(n({a, c}, 2), 1) << "not successive hosts";
-  EXPECT_EQ(n({g0, b}, 2), 1) << "a CPU";
+  EXPECT_EQ(n({g0, b}, 2), 2) << "a CPU after a GPU";
   EXPECT_EQ(n({g0, g1}, 1), 2) << "replicas";
   EXPECT_EQ(n_ranks_of({}), 1);
 }
