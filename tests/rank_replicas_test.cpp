@@ -265,7 +265,9 @@ TEST_P(RankReplicas, HaveLogitsNearTheGoldenOnesWithRowsInFp8) {
       });
       if (first.empty()) first = rows[0];
       for (const std::vector<float>& of : rows) {
-        if (tp == 1) EXPECT_TRUE(of == first);
+        if (tp == 1) {
+          EXPECT_TRUE(of == first);
+        }
         expect_close_logits({of}, {first}, 1e-5);
       }
     }
