@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <thread>
 
 #include "server/service.h"
@@ -167,6 +168,33 @@ TEST(HttpServer, ConnectionsHaveALimit) {
     if (next.receive(0.2).starts_with("HTTP/1.1 200 OK\r\n")) return;
   }
   ADD_FAILURE() << "there is no room again";
+}
+
+// What has been received of all bodies has a limit, without the first 64 KiB of each. One that ends
+// leaves room for the next.
+TEST(HttpServer, BodiesOfAllClientsHaveALimit) {
+  Serving server({.limits = {.total_body_bytes = 400'000}});
+  const std::string head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 400000\r\n\r\n";
+  const std::string most = head + std::string(300'000, ' '), rest(100'000, ' ');
+  const auto is_refused = [](const std::string& answer) {
+    return answer.find("too many large requests at once") != answer.npos;
+  };
+  std::array<Client, 2> clients = {Client(server.port()), Client(server.port())};
+  for (const Client& client : clients) client.send(most);
+  std::array<std::string, 2> answers;
+  const auto start = Clock::now();
+  while (since(start) < 20 && !is_refused(answers[0]) && !is_refused(answers[1]))
+    for (int i : {0, 1}) answers[i] += clients[i].receive(0.05);
+  ASSERT_NE(is_refused(answers[0]), is_refused(answers[1])) << answers[0] << answers[1];
+  const int other = is_refused(answers[0]) ? 1 : 0;
+  EXPECT_EQ(answers[other], "");
+  EXPECT_TRUE(answers[1 - other].starts_with("HTTP/1.1 503 "));
+  clients[other].send(rest);
+  const std::string complete = clients[other].receive(1);
+  EXPECT_TRUE(complete.starts_with("HTTP/1.1 400 ")) << complete;
+  Client next(server.port());
+  next.send(most + rest);
+  EXPECT_TRUE(next.receive(1).starts_with("HTTP/1.1 400 "));
 }
 
 // Idle connections are closed at once, and no new ones are accepted.

@@ -95,6 +95,9 @@ TEST(Replicas, SequencesThatAreExpectedCountAsOneToken) {
   step(all);
   all.remove(4);
   EXPECT_EQ(all.best_for(numbers_of(9)), 0) << "one is expected on each";
+  all.expect(8, 0);
+  EXPECT_EQ(all.best_for(numbers_of(9)), 1) << "one that has come is not expected any more";
+  all.dismiss(8);
   all.add(2, numbers_of(300, 2000), 1);
   EXPECT_EQ(all.replica_of(2), 1);
   step(all);

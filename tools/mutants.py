@@ -33,7 +33,8 @@ CONFIGURE = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(BUILD), "-DCMAKE
              "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -DNDEBUG", "-DTANDEM_CUDA=off"]
 # The programs that a script is called with, if not `tandem`.
 PROGRAMS_OF = {"gpu_cli_test.py": ["tests/tandem_emulated", "tandem"], "gpu_prefill_test.py": ["tests/tandem_emulated"],
-               "gpu_ranks_test.py": ["tests/tandem_emulated"], "gpu_check_test.py": [], "mpi_test.py": ["tests/mpi_ranks"]}
+               "gpu_ranks_test.py": ["tests/tandem_emulated"], "gpu_replica_workers_test.py": ["tests/tandem_emulated"],
+               "gpu_check_test.py": [], "mpi_test.py": ["tests/mpi_ranks"]}
 # A test of whole models on the emulated GPU takes up to a minute.
 SLOW = re.compile("gpu_engine|gpu_hybrid")
 # What a test may take with a bug: this many times what it takes without one, and some seconds more.
