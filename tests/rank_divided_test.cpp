@@ -56,6 +56,7 @@ TEST_P(DividedByReplicas, HaveTheGoldenLogits) {
           .by_replicas = divided};
       on_grid(grid, options, [&](LoadedModel& loaded) {
         SCOPED_TRACE(fmt::format("{}, {} tokens", grid.name(), step_tokens));
+        EXPECT_EQ(says(loaded.arithmetic(), ", dense layers divided by "), divided.dense);
         Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab},
                       loaded.context(), {.max_running = 64, .keeps_pages = false});
         std::vector<Logits> got;

@@ -387,6 +387,8 @@ std::string LoadedModel::arithmetic_of(const Decision& decision) const {
          .ways_decide = decision.rows == ExpertRows::kFp8 ||
                         hosts_of_stage(host_of_rank_, grid, 0).has_two_levels()});
   }
+  if (decision.parts.by_replicas.dense)
+    text += fmt::format(", dense layers divided by {} ranks", decision.parts.grid.n_of_stage());
   if (decision.beside_cpus) text += ", GPUs on ranks " + text_of_ranks(on_gpu_);
   if (asked_workers_) text += ", workers with " + arithmetic_of_workers(*asked_workers_);
   return text;
