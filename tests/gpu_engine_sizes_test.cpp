@@ -111,9 +111,9 @@ TEST(GpuSizes, OfAModel) {
                              .context = kContext,
                              .n_multiprocessors = gpu_info.n_multiprocessors,
                              .bytes_per_second = gpu_info.bytes_per_second};
-  const int64_t always = CudaOps::bytes_for(c, limits) + DeepSeek::bytes_for(c, {12, 5}, whole_backbone(c)) +
-                         KvCache::bytes_for(c, kKvTokens, DType::kF8E4M3) +
-                         (gpu_info.emulated ? 0 : 300 << 20);
+  const int64_t always =
+      CudaOps::bytes_for(c, limits) + DeepSeek::bytes_for(c, {12, 5}, whole_backbone(c)) +
+      KvCache::bytes_for(c, kKvTokens, DType::kF8E4M3) + (gpu_info.emulated ? 0 : 300 << 20);
   const int64_t rows = CudaExpertRows::bytes_for(c, 12), hand_off = HybridExperts::bytes_for(c, 12);
   const auto other = [&](const GpuParts& parts) {
     return memory.other_bytes(parts, kContext, kKvTokens);

@@ -59,7 +59,7 @@ Ticket HybridExperts::start(const ExpertBatch& batch) {
   require_run(batches_[ticket].x.empty(), kFailed);  // left by an error
   batches_[ticket] = batch;
   if (batch.x.rows == 0) {
-    if (computes_for_others(batch.layer)) parts_.on_cpu.submit(batch);
+    if (computes_for_ranks(batch.layer)) parts_.on_cpu.submit(batch);
     return ticket;
   }
   const StepTrace::Layer& layer = layers_[batch.layer];
@@ -90,7 +90,7 @@ void HybridExperts::add_to(Ticket ticket, TensorView y) {
   const ExpertBatch batch = std::exchange(batches_[ticket], {});
   const int layer = batch.layer;
   if (batch.x.rows == 0) {
-    if (computes_for_others(layer)) parts_.on_cpu.add_to(ticket, y);
+    if (computes_for_ranks(layer)) parts_.on_cpu.add_to(ticket, y);
     return;
   }
   trace_.stamp(layer, ticket, StepTrace::kResumed);
@@ -105,7 +105,7 @@ void HybridExperts::add_to(Ticket ticket, TensorView y) {
   trace_.stamp(layer, ticket, StepTrace::kLeft);
 }
 
-bool HybridExperts::computes_for_others(int layer) const {
+bool HybridExperts::computes_for_ranks(int layer) const {
   return layers_[layer].on_cpu && parts_.on_cpu.computes_for_others();
 }
 

@@ -91,7 +91,7 @@ class HybridExperts final : public ExpertPool {
   HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens,
                 const Places& places);
   Ticket start(const ExpertBatch& batch) override;
-  bool computes_for_others(int layer) const;
+  bool computes_for_ranks(int layer) const;
   bool streams(int64_t n_tokens) const;
   bool cpu_computes(const ExpertBatch& batch) const;
   void add_from_cpu(const ExpertBatch& batch, TensorView y);
