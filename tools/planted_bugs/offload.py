@@ -51,7 +51,7 @@ MUTANTS = [
     ("choices are counted again after an MTP layer", "offload/gpu/cuda_routing_recorder.cpp", [("int layer = layers.first; layer", "int layer = 0; layer")]),
     ("second layer takes the first layer's experts", "offload/expert_slice.cpp", [("w_.layers[batch.layer]", "w_.layers[c_.n_layers - 1]")]),
     ("hybrid: rows leave after the sums of the micro-batch before", "offload/gpu/hybrid_experts.cpp", [("(more || !part);) more = submit_next();", "!part;) submit_next();")]),
-    ("hybrid: an empty micro-batch is handed down", "offload/gpu/hybrid_experts.cpp", [("  if (batch.x.rows == 0) {\n    if (computes_for_others(batch.layer)) parts_.on_cpu.submit(batch);\n    return ticket;\n  }\n", "")]),
+    ("hybrid: an empty micro-batch is handed down", "offload/gpu/hybrid_experts.cpp", [("  if (batch.x.rows == 0) {\n    if (computes_for_ranks(batch.layer)) parts_.on_cpu.submit(batch);\n    return ticket;\n  }\n", "")]),
     ("hybrid: the CPU's micro-batches have one ticket", "offload/gpu/hybrid_experts.cpp", [("  batch.micro_batch = part.ticket;\n", "")]),
     ("hybrid: replays hand down the next micro-batch only after a sum", "offload/gpu/hybrid_experts.cpp", [("    for (int i = 1; i < n_batches; ++i) hand_down_next();\n", "")]),
     ("experts: a piece does not wait for its tiles", "offload/expert_slice.cpp", [("  wait_until([&] { return untiled_[piece.group].load(std::memory_order_acquire) == 0; });\n", "")]),
