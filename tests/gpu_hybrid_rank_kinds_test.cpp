@@ -213,6 +213,28 @@ TEST(RanksWithAndWithoutGpus, ChooseTheSameExperts) {
     });
 }
 
+TEST(RanksWithAndWithoutGpus, RefuseWhatNeedsOneKind) {
+  const LimitedGpuMemory memory(kEnough);
+  const std::string directory = kGolden + "v3_bf16";
+  std::mt19937 random(1);
+  const RankGrid grid = {.dp = 2, .tp = 1, .gpus = "gc"};
+  const PlacementFile file(
+      random_placement_of_kinds(ModelConfig::from_directory(directory), grid, random));
+  const auto refusal = [&](const auto& change) {
+    return refusal_of_ranks(2, [&](int) {
+      ModelOptions options = as_placed(directory, file);
+      change(options);
+      return options;
+    });
+  };
+  EXPECT_TRUE(
+      says(refusal([](ModelOptions& o) { o.micro_batches = 2; }),
+           "places ranks on GPUs and on CPUs, and --micro-batches needs ranks of one kind"));
+  EXPECT_TRUE(says(refusal([](ModelOptions& o) { o.moves_experts = true; }), "--rebalance"));
+  EXPECT_TRUE(says(refusal([](ModelOptions& o) { o.device = DeviceChoice::kCpu; }),
+                   "or with --device cuda"));
+}
+
 // Experts on the GPU of rank 0 that has some beside it; nothing where it has none beside it.
 std::optional<int> n_on_gpu(LoadedModel& loaded) {
   const std::string text = loaded.arithmetic();

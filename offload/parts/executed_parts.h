@@ -73,8 +73,8 @@ std::string why_not_executed(const ModelConfig& config, const Machine& machine,
                              const Placement& placement);
 
 // The number of devices that have the backbone, in any grid, and run the placement as ranks: the
-// CPUs of successive hosts, or GPUs 0, 1, .. of each of them, or of each either. 1: it is divided
-// in another way, or not at all.
+// CPUs of successive hosts, GPUs 0, 1, .. of each of them, or the CPU of some and GPUs of others.
+// 1: it is divided in another way, or not at all.
 int n_ranks_of(const Placement& placement);
 
 // [ranks] whether each has its part of the backbone on a GPU; n_ranks_of() of them.

@@ -237,6 +237,9 @@ void LoadedModel::choose_gpus(ModelOptions& options) {
   const GpusOfRanks gpus = choose_gpus_of_ranks(options.ranks, options.device);
   on_gpu_ = gpus.have;
   const std::string why_not = why_not_of_two_kinds(options);
+  require(why_not.empty() || options.placement.empty() || !are_of_two_kinds(on_gpu_),
+          "{} places ranks on GPUs and on CPUs, and {}: leave one of them out", options.placement,
+          why_not);
   if (are_of_two_kinds(on_gpu_) && why_not.empty()) {
     options.note(fmt::format("the backbone is on the GPUs of ranks {}, and others use their CPUs",
                              text_of_ranks(on_gpu_)));
