@@ -289,9 +289,7 @@ TEST(RanksWithAndWithoutGpus, GiveTheSameAnswers) {
   for (const auto& [grid, draft] :
        {Case{{.dp = 2, .tp = 1, .dispatch = kGather, .gpus = "gc"}, DraftChoice::kMtp},
         Case{{.dp = 1, .tp = 2, .gpus = "gc"}, DraftChoice::kMtp},
-        Case{{.dp = 1, .tp = 2, .gpus = "cg"}, DraftChoice::kLookup},
         Case{{.dp = 1, .tp = 1, .pp = 2, .gpus = "gc"}, DraftChoice::kLookup},
-        Case{{.dp = 1, .tp = 1, .pp = 2, .gpus = "cg"}, DraftChoice::kOff},
         Case{{.dp = 2, .tp = 2, .dispatch = kAllToAll, .gpus = "gccg"}, DraftChoice::kAuto}}) {
     options.draft = draft;
     const bool some = draft == DraftChoice::kMtp;
