@@ -18,6 +18,7 @@
 #include "tests/gpu_ranks.h"
 #include "tests/hybrid_placements.h"
 #include "tests/rank_grids.h"
+#include "tests/setting.h"
 
 namespace tandem::test {
 namespace {
@@ -211,6 +212,14 @@ TEST(RanksWithAndWithoutGpus, ChooseTheSameExperts) {
       SCOPED_TRACE(gpus);
       expect_close_logits(logits_at_once(loaded, tokens, 1, 0)[0], want, 2e-2);
     });
+}
+
+// The only GPU of the host is the second rank's, which is the first that may use one.
+TEST(RanksWithAndWithoutGpus, CountTheGpusOfTheirHost) {
+  const Setting one("TANDEM_GPU_COUNT", "1");
+  const LimitedGpuMemory memory(kEnough);
+  on_grid({.dp = 2, .tp = 1, .gpus = "cg"}, reference_of(kGolden + "v3_bf16"),
+          [](LoadedModel& loaded) { EXPECT_EQ(loaded.device(), "cpu, other ranks on GPUs"); });
 }
 
 TEST(RanksWithAndWithoutGpus, RefuseWhatNeedsOneKind) {

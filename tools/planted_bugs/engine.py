@@ -541,7 +541,6 @@ MUTANTS = [
     ("drafts with workers: a worker loads a layer that no backbone chooses", "src/loader/loaded_experts.cpp", [("mtp_share(config_) > options.largest_mtp_share)", "mtp_share(config_) > 1)")]),
     ("two kinds: a CPU routes for itself", "src/ops/cpu_ops.cpp", [("  if (ranks_.first_routes()) ranks_.take_routing_of_first(a.out);\n", "")]),
     ("two kinds: a GPU keeps the experts that it has chosen", "src/ops/cuda_rank_calls.cpp", [("  from_host(routing.ids);\n", "")]),
-    ("two kinds: rows of the stage before come too early", "src/ops/cuda_rank_calls.cpp", [("  stream_.wait();  // for the copy that reads the memory\n", "")]),
     ("two kinds: CPUs beside a GPU have heads", "src/loader/decision.cpp", [("  if (are_of_two_kinds(gpus))\n", "  if (false)\n")]),
     ("two kinds: experts on a GPU get rows in BF16", "src/loader/loaded_model.cpp", [("bool takes_bf16 = &mine == experts_.get();", "bool takes_bf16 = true;")]),
     ("two kinds: a rank's GPU is counted among ranks without", "src/loader/rank_gpus.cpp", [("number += others_may[r] && hosts[r]", "number += hosts[r]")]),
