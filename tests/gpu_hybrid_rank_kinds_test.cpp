@@ -278,13 +278,7 @@ int64_t bytes_for_some_experts(const RankGrid& grid, const ModelOptions& options
 // the MTP layer or by lookup: the tokens of one process.
 TEST(RanksWithAndWithoutGpus, GiveTheSameAnswers) {
   const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
-  const std::vector<Request> requests =
-      questions(kTinyR1, tokenizer, 5, [](int question, SamplingParams& sampling) {
-        sampling.seed = question;
-        if (question % 2 == 1) sampling.temperature = 0.7f;
-        if (question % 3 == 1) sampling.repetition_penalty = 1.1f;
-        if (question % 3 == 2) sampling.n_top_logprobs = 2;
-      });
+  const std::vector<Request> requests = sampled_questions(tokenizer, 5);
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.max_logits = 16;
   options.kv_fraction = 0.01;

@@ -129,12 +129,17 @@ TEST_F(Edited, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"host0.gpu0"}; }), "GB elsewhere"));
 }
 
-// The GPUs of a host share an embedding or head on its CPU.
-TEST(MemoryByDevice, ATableOnTheCpuIsCountedOncePerHost) {
-  const ModelConfig r1 = known_model("r1");
+Machine two_hosts_of_two_gpus() {
   Machine m = round_machine();
   m.hosts = 2;
   m.gpus.push_back(m.gpus[0]);
+  return m;
+}
+
+// The GPUs of a host share an embedding or head on its CPU.
+TEST(MemoryByDevice, ATableOnTheCpuIsCountedOncePerHost) {
+  const ModelConfig r1 = known_model("r1");
+  const Machine m = two_hosts_of_two_gpus();
   Placement p = r1_with_experts_on_the_cpu();
   p.stages = {{0, 60, {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, 1}};
   const auto weights = [&](bool embedding_on_cpu, bool head_on_cpu) {
@@ -158,9 +163,7 @@ TEST(MemoryByDevice, ATableOnTheCpuIsCountedOncePerHost) {
 // Devices of all replicas share dense layers and the head, or those of each have them whole.
 TEST(MemoryByDevice, WhatReplicasShareIsCountedOnce) {
   const ModelConfig r1 = known_model("r1");
-  Machine m = round_machine();
-  m.hosts = 2;
-  m.gpus.push_back(m.gpus[0]);
+  const Machine m = two_hosts_of_two_gpus();
   Placement p = r1_with_experts_on_the_cpu();
   p.stages = {{0, 60, {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, 2}};
   const auto weights = [&] {

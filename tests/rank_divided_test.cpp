@@ -93,12 +93,7 @@ INSTANTIATE_TEST_SUITE_P(Families, DividedByReplicas, testing::ValuesIn(golden_f
 // With drafts by the MTP layer, whose head is divided too, and sequences that begin and end.
 TEST(RanksThatDivideByReplicas, GiveTheSameAnswers) {
   const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
-  const std::vector<Request> requests =
-      questions(kTinyR1, tokenizer, 7, [](int question, SamplingParams& sampling) {
-        sampling.seed = question;
-        if (question % 2 == 1) sampling.temperature = 0.7f;
-        if (question % 3 == 2) sampling.n_top_logprobs = 2;
-      });
+  const std::vector<Request> requests = sampled_questions(tokenizer, 7);
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.max_logits = 16;
   LoadedModel one(options);

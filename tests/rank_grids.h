@@ -55,6 +55,16 @@ inline void on_grid(const RankGrid& grid, ModelOptions options,
   });
 }
 
+// Questions of greedy and of random sampling, with penalties and with log-probabilities.
+inline std::vector<Request> sampled_questions(const Tokenizer& tokenizer, int n) {
+  return questions(kTinyR1, tokenizer, n, [](int question, SamplingParams& sampling) {
+    sampling.seed = question;
+    if (question % 2 == 1) sampling.temperature = 0.7f;
+    if (question % 3 == 1) sampling.repetition_penalty = 1.1f;
+    if (question % 3 == 2) sampling.n_top_logprobs = 2;
+  });
+}
+
 // The tokens that answer the requests, up to max_running of them at a time.
 inline std::vector<std::vector<int32_t>> tokens_of(LoadedModel& loaded, const Tokenizer& tokenizer,
                                                    const std::vector<Request>& requests,

@@ -30,7 +30,7 @@ std::vector<DeviceId> devices_of(const Placement& p) {
   return all;
 }
 Placement from_host_0(Placement p);
-bool is_of_two_kinds(const std::vector<DeviceId>& devices);
+std::vector<bool> are_gpus(std::span<const DeviceId> devices);
 DeviceId backbone_of(const Placement& p, PlacedRank rank) { return devices_of(p)[rank.rank]; }
 const Stage& stage_of_layer(const Placement& p, int layer) {
   return *std::find_if(p.stages.begin(), p.stages.end(),
@@ -105,10 +105,11 @@ Placement from_host_0(Placement p) {
   return p;
 }
 
-// Whether some devices are GPUs and others CPUs.
-bool is_of_two_kinds(const std::vector<DeviceId>& devices) {
-  const auto n = std::ranges::count_if(devices, [](DeviceId d) { return d.is_cpu(); });
-  return n > 0 && n < std::ssize(devices);
+// Which devices are GPUs.
+std::vector<bool> are_gpus(std::span<const DeviceId> devices) {
+  std::vector<bool> gpus;
+  for (const DeviceId d : devices) gpus.push_back(!d.is_cpu());
+  return gpus;
 }
 
 // Whether each is the next GPU of its host, or the next host's CPU or first GPU.
@@ -142,7 +143,7 @@ std::string why_not_executed(const ModelConfig& config, const Machine& machine,
   Machine seen = machine;
   static_cast<HostKind&>(seen) = machine.of_kind(machine.kind_of(first.host));
   seen.other_kinds.clear();
-  if (is_of_two_kinds(devices_of(p))) {
+  if (are_of_two_kinds(are_gpus(devices_of(p)))) {
     seen.hosts = n;
     seen.gpus.resize(n, seen.gpus.empty() ? Gpu() : seen.gpus[0]);
   } else {
@@ -163,7 +164,7 @@ int n_ranks_of(const Placement& p) {
   if (devices.empty()) return 1;
   const int first = devices[0].host;
   const bool on_cpus = devices[0].is_cpu();
-  if (is_of_two_kinds(devices)) return follow_each_other(devices) ? n : 1;
+  if (are_of_two_kinds(are_gpus(devices))) return follow_each_other(devices) ? n : 1;
   const int n_of_host = n_on_first_host(devices);
   for (int rank = 0; rank < n; ++rank)
     if (devices[rank] != (on_cpus ? DeviceId{first + rank, -1}
@@ -173,10 +174,14 @@ int n_ranks_of(const Placement& p) {
 }
 
 std::vector<bool> ranks_on_gpus(const Placement& p) {
-  std::vector<bool> on_gpu;
-  if (n_ranks_of(p) == 1) return {!devices_of(p).empty() && !devices_of(p)[0].is_cpu()};
-  for (const DeviceId d : devices_of(p)) on_gpu.push_back(!d.is_cpu());
-  return on_gpu;
+  std::vector<DeviceId> devices = devices_of(p);
+  devices.resize(n_ranks_of(p));
+  return are_gpus(devices);
+}
+
+bool are_of_two_kinds(const std::vector<bool>& on_gpu) {
+  const auto n = std::count(on_gpu.begin(), on_gpu.end(), true);
+  return n > 0 && n < std::ssize(on_gpu);
 }
 
 bool has_replicas(const ExecutedParts& parts) {
@@ -234,7 +239,7 @@ namespace {
 // the machine has it or not. first: the host of rank 0.
 void require_here(const Machine& machine, const Placement& p, PlacedRank rank, int first) {
   const int n = rank.n_ranks;
-  const bool two_kinds = is_of_two_kinds(devices_of(p));
+  const bool two_kinds = are_of_two_kinds(are_gpus(devices_of(p)));
   const int n_of_host = two_kinds ? n : rank.n_of_host;
   const int n_gpus = std::min(static_cast<int>(machine.gpus.size()), n_of_host);  // of a host
   const int n_hosts = n_gpus > 0 && !two_kinds ? std::max(n / n_of_host, 1) : n;
@@ -293,7 +298,7 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           "the r-th device of the hosts in their order",
           device_name(backbone_of(p, {})), n);
   const bool on_gpu = !backbone_of(p, rank).is_cpu();
-  const bool two_kinds = is_of_two_kinds(devices_of(p));
+  const bool two_kinds = are_of_two_kinds(are_gpus(devices_of(p)));
   const int n_replicas = p.stages[0].dp();
   for (const Stage& s : p.stages)
     require(s.dp() == n_replicas && s.tp == p.stages[0].tp,
@@ -354,7 +359,7 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
 void require_two_kinds(const Placement& p) {
   for (const Stage& s : p.stages)
     for (auto first = s.devices.begin(); first != s.devices.end(); first += s.tp)
-      require(!is_of_two_kinds({first, first + s.tp}),
+      require(!are_of_two_kinds(are_gpus({first, first + s.tp})),
               "placement: layers {}-{}: a replica is on {}, GPUs and CPUs: give them to the GPUs "
               "alone, and start as many ranks without a placement, or workers, for experts on "
               "other hosts",

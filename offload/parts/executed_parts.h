@@ -79,6 +79,8 @@ int n_ranks_of(const Placement& placement);
 
 // [ranks] whether each has its part of the backbone on a GPU; n_ranks_of() of them.
 std::vector<bool> ranks_on_gpus(const Placement& placement);
+// Whether some of the ranks compute on GPUs and others do not.
+bool are_of_two_kinds(const std::vector<bool>& on_gpu);
 
 // True if several ranks have the same expert.
 bool has_replicas(const ExecutedParts& parts);

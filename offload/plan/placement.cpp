@@ -196,11 +196,11 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
     return memory[first_of_host[d.host] + d.gpu + 1];
   };
   const int64_t moe = backbone_layer_bytes(c, true, p.backbone).total();
-  const int64_t dense = backbone_layer_bytes(c, false, p.backbone).total();
+  const BackboneBytes dense = backbone_layer_bytes(c, false, p.backbone);
   for (const Stage& stage : p.stages) {
     const int64_t n = stage.last - stage.first + 1, n_moe = moe_layers(c, stage.first, stage.last);
-    int64_t weights = n_moe * moe + (n - n_moe) * dense;
-    const int64_t divided = (n - n_moe) * backbone_layer_bytes(c, false, p.backbone).dense;
+    int64_t weights = n_moe * moe + (n - n_moe) * dense.total();
+    const int64_t divided = (n - n_moe) * dense.dense;
     if (!p.dense_replicated) weights -= divided - divided / stage.dp();
     const int64_t kv = p.kv_tokens * kv_bytes_per_token(c, p.kv_type, stage.first, stage.last);
     for (const DeviceId d : stage.devices) {

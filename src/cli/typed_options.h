@@ -53,8 +53,9 @@ void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens);
 void add_ranks(CLI::App& command, std::optional<int>& value);
 // --ranks, and how they divide a model: --dp, --tp, --ep, --pp, --ep-dispatch, --ep-rows.
 void add_ranks(CLI::App& command, std::optional<int>& n_ranks, ModelOptions& model);
-// How rows come to the ranks that have their experts.
+// What the ranks of all replicas divide; none if it is not said.
 void add_divided(CLI::App& command, std::optional<SharedByReplicas>& value);
+// How rows come to the ranks that have their experts.
 void add_dispatch(CLI::App& command, ExpertDispatch& value);
 // In which formats they travel; none if it is not said.
 void add_expert_rows(CLI::App& command, std::optional<ExpertRows>& value);

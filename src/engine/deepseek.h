@@ -101,7 +101,7 @@ class DeepSeek {
     TensorView hidden;    // [n, dim] hidden states after a norm; with MTP layers only
     TensorView joined;    // [n, 2 * dim] normalised embedding and hidden state
     TensorView uses;      // [n_all_layers, n_experts]
-    // Of all replicas, where their ranks divide dense layers or the head.
+    // Rows of all replicas, where their ranks divide dense layers or the head.
     TensorView all_h, all_y;  // [n, dim]
     TensorView all_logits;    // [n_logits, columns of this rank]
     TensorView exchanged;     // [n_logits of a replica, columns of the like ranks]

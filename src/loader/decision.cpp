@@ -500,11 +500,6 @@ bool exchanges_rows(const ModelOptions& options, BackboneGrid grid) {
          (grid.n_replicas > 1 || exchange_mode(options.dispatch));
 }
 
-bool are_of_two_kinds(const std::vector<bool>& on_gpu) {
-  const auto n = std::count(on_gpu.begin(), on_gpu.end(), true);
-  return n > 0 && n < std::ssize(on_gpu);
-}
-
 std::string why_not_of_two_kinds(const ModelOptions& options) {
   const std::pair<bool, const char*> others[] = {
       {options.workers.any(), "--workers"},

@@ -60,8 +60,6 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
 std::optional<ExchangeMode> exchange_mode(ExpertDispatch dispatch);
 // Whether CPU ranks of the grid exchange rows (ExchangedExperts); else they add up their sums.
 bool exchanges_rows(const ModelOptions& options, BackboneGrid grid);
-// Whether some of the ranks compute on GPUs and others do not.
-bool are_of_two_kinds(const std::vector<bool>& on_gpu);
 // Why ranks of two kinds do not run with these options, in one line; empty: they do.
 std::string why_not_of_two_kinds(const ModelOptions& options);
 // The hosts of the ranks of this rank's stage; host_of_rank as in Subject.

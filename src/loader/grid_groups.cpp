@@ -2,11 +2,11 @@
 
 namespace tandem {
 
-GridGroups::GridGroups(Group& all, BackboneGrid grid) : all_(&all) {
+GridGroups::GridGroups(Group& all, BackboneGrid grid, SharedByReplicas shared) : all_(&all) {
   const int rank = all.rank(), stage = grid.stage_of(rank);
   if (grid.n_stages > 1) stage_ = all.split(stage);
   if (grid.tp < all.size()) replica_ = all.split(stage * grid.n_replicas + grid.replica_of(rank));
-  if (grid.n_replicas > 1) like_ranks_ = all.split(stage * grid.tp + grid.part_of(rank));
+  if (shared.any()) like_ranks_ = all.split(stage * grid.tp + grid.part_of(rank));
   for (int first = 0; first + 1 < grid.n_stages; ++first) {
     const bool joins = stage == first || stage == first + 1;
     std::unique_ptr<Group> pair = all.split(joins ? grid.in_stage(rank) : -1);

@@ -12,7 +12,7 @@ class GridGroups {
  public:
   GridGroups() = default;
   // All ranks of `all`, which outlives the object, call it.
-  GridGroups(Group& all, BackboneGrid grid);
+  GridGroups(Group& all, BackboneGrid grid, SharedByReplicas shared = {});
   Group& stage() const { return stage_ ? *stage_ : *all_; }  // the ranks of this pipeline stage
   Group& replica() const {
     return replica_ ? *replica_ : *all_;
@@ -20,14 +20,14 @@ class GridGroups {
   // This rank and its like of the stage before, and of the one after; null: there is none.
   Group* before() const { return before_.get(); }
   Group* after() const { return after_.get(); }
-  // This rank and its like of all other replicas in the stage; null: there is one replica.
+  // This rank and its like of all other replicas in the stage; null: they share nothing.
   Group* like_ranks() const { return like_ranks_.get(); }
   // Those that compute the backbone with this rank. first_routes: RankGroups.
   RankGroups of_backbone(BackboneGrid grid, bool first_routes) const {
     return {.replica = grid.tp > 1 ? &replica() : nullptr,
             .before = before(),
             .after = after(),
-            .replicas = like_ranks_.get(),
+            .like_ranks = like_ranks(),
             .first_routes = first_routes};
   }
 

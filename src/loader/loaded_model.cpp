@@ -465,12 +465,11 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
 void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   const auto& [options, checkpoint, progress] = source;
   const ExecutedParts& parts = decision.parts;
-  const bool exchanges = decision.beside_cpus && exchanges_rows(options, parts.grid);
-  const bool shares = !all_on_gpu(*parts.gpu) || exchanges;
   const Group* const group = options.ranks.group;
   GpuModelOptions gpu =
       gpu_options(options, decision,
                   hosts_of_stage(host_of_rank_, decision.parts.grid, group ? group->rank() : 0));
+  const bool exchanges = gpu.exchanges_on_host, shares = exchanges || !all_on_gpu(*parts.gpu);
   gpu.n_threads = topology_.n_cores();
   gpu.progress = progress;
   gpu_ = load_gpu_model(*checkpoint.store, checkpoint.stored, config_, gpu, *parts.gpu);
@@ -512,7 +511,7 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
 
 // Makes the calls that load_on_cpu() makes on other ranks.
 void LoadedModel::join_beside_cpus(const ModelOptions& options, const Decision& decision) {
-  groups_ = GridGroups(*options.ranks.group, decision.parts.grid);
+  groups_ = GridGroups(*options.ranks.group, decision.parts.grid, decision.parts.by_replicas);
   gpu_->use(groups_.of_backbone(decision.parts.grid, decision.first_routes));
   set_owners(options, decision);
   if (exchanges_rows(options, decision.parts.grid))
@@ -520,7 +519,7 @@ void LoadedModel::join_beside_cpus(const ModelOptions& options, const Decision& 
   if (experts_) gpu_->add_cpu_experts(*experts_, exchanged_experts_.get(), nullptr);
 }
 
-// Of a cache of which this rank has memory for n_tokens.
+// The tokens of the KV cache on every rank; this one has memory for n_tokens.
 int64_t LoadedModel::kv_tokens_of_all(const ModelOptions& options, int64_t n_tokens) const {
   if (options.max_kv_tokens <= context_) return context_;
   if (options.ranks.group) n_tokens = least_on_all(*options.ranks.group, n_tokens);
@@ -605,7 +604,7 @@ void LoadedModel::simulate_routing(const ModelOptions& options, const Decision& 
 ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, const Decision& decision) {
   Group& group = *options.ranks.group;
   const BackboneGrid grid = decision.parts.grid;
-  groups_ = GridGroups(group, grid);
+  groups_ = GridGroups(group, grid, decision.parts.by_replicas);
   ops_->use(groups_.of_backbone(grid, decision.first_routes));
   set_owners(options, decision);
   if (exchanges_rows(options, grid)) {

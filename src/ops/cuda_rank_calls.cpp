@@ -38,12 +38,10 @@ void CudaRankCalls::receive(TensorView x) {
 void CudaRankCalls::route(const Routing& routing) {
   if (!calls_.first_routes()) return;
   const int64_t weights_begin = routing.ids.rows * routing.ids.row_bytes();
-  Routing on_host;
-  if (calls_.is_first()) {
-    on_host = {to_host(routing.ids), to_host(routing.weights, weights_begin)};
-  } else {
-    on_host = {staged(routing.ids), staged(routing.weights, weights_begin)};
-  }
+  const auto place = [&](TensorView x, int64_t first_byte) {
+    return calls_.is_first() ? to_host(x, first_byte) : staged(x, first_byte);
+  };
+  const Routing on_host = {place(routing.ids, 0), place(routing.weights, weights_begin)};
   stream_.wait();
   calls_.take_routing_of_first(on_host);
   if (calls_.is_first()) return;

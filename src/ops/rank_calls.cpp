@@ -48,7 +48,7 @@ void RankCalls::receive(TensorView x) { groups_.before->broadcast(bytes_of(x), 0
 void RankCalls::gather_replicas(TensorView mine, std::span<const int64_t> n_rows, TensorView all) {
   piece_bytes_.clear();
   for (const int64_t n : n_rows) piece_bytes_.push_back(n * all.row_bytes());
-  groups_.replicas->all_gather(bytes_of(mine), {bytes_of(all), piece_bytes_});
+  groups_.like_ranks->all_gather(bytes_of(mine), {bytes_of(all), piece_bytes_});
 }
 
 void RankCalls::scatter_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine) {
@@ -58,7 +58,7 @@ void RankCalls::scatter_replicas(TensorView all, std::span<const int64_t> n_rows
   const auto numbers = [](TensorView x) {
     return std::span(static_cast<float*>(x.data), static_cast<size_t>(x.rows * x.cols));
   };
-  groups_.replicas->reduce_scatter({numbers(all), piece_bytes_}, numbers(mine));
+  groups_.like_ranks->reduce_scatter({numbers(all), piece_bytes_}, numbers(mine));
 }
 
 void RankCalls::exchange_replicas(TensorView all, std::span<const int64_t> n_rows, TensorView mine,
@@ -73,8 +73,8 @@ void RankCalls::exchange_replicas(TensorView all, std::span<const int64_t> n_row
   }
   check(n_received <= scratch.rows * scratch.cols, "what is received fits its place");
   const TensorView received = {scratch.data, 1, n_received, n_received};
-  groups_.replicas->all_to_all({bytes_of(all), piece_bytes_},
-                               {bytes_of(received), received_bytes_});
+  groups_.like_ranks->all_to_all({bytes_of(all), piece_bytes_},
+                                 {bytes_of(received), received_bytes_});
   int64_t first = 0;
   for (const Slice& s : slices) {
     copy_rows({received.row<float>(0) + first, mine.rows, s.n, s.n}, mine.cols_from(s.first, s.n));

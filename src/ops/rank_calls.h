@@ -17,7 +17,7 @@ struct RankGroups {
   // Groups of two: this rank and that of the pipeline stage before, or after; null: there is none.
   Group* before = nullptr;
   Group* after = nullptr;
-  Group* replicas = nullptr;  // this rank's like of all replicas; null: there is one replica
+  Group* like_ranks = nullptr;  // this rank's like of all replicas; null: they share nothing
   // The first rank of the replica chooses the experts for all: kernels whose last bits differ may
   // choose differently, and an expert would be computed twice or not at all.
   bool first_routes = false;
@@ -55,7 +55,7 @@ class RankCalls {
   std::vector<std::byte> routing_;
 };
 
-// Of matrices of one type.
+// Both matrices have one type.
 void copy_rows(TensorView from, TensorView to);
 
 }  // namespace tandem

@@ -120,6 +120,7 @@ class Loaded final : public GpuModel {
         max_logits_(options.max_logits),
         expert_tokens_(options.expert_tokens()),
         served_tokens_(options.served_tokens()),
+        has_experts_(any_on_gpu(parts)),
         exchanges_on_host_(options.exchanges_on_host),
         ways_(ways_asked(options, parts)),
         grid_(options.grid),
@@ -164,7 +165,7 @@ class Loaded final : public GpuModel {
   }
   void join(Group& ranks, const ExpertOwners& owners,
             const std::function<void()>& on_hang) override {
-    const GridGroups groups(ranks, grid_);
+    const GridGroups groups(ranks, grid_, weights_.share_of(config_).by_replicas);
     stage_ = connected(groups.stage());
     device_.use(*stage_);
     ops_->watch(*stage_);
@@ -173,7 +174,7 @@ class Loaded final : public GpuModel {
     if (groups.before()) before_ = connected(*groups.before());
     if (groups.after()) after_ = connected(*groups.after());
     ops_->use_stages(before_.get(), after_.get());
-    if (weights_.share_of(config_).by_replicas.any()) {
+    if (groups.like_ranks()) {
       like_ranks_ = connected(*groups.like_ranks());
       ops_->use_replicas(*like_ranks_);
     }
@@ -198,11 +199,7 @@ class Loaded final : public GpuModel {
     return {stage_->has_work(), passed_calls() + (exchanged_ ? exchanged_->progress() : 0)};
   }
   ExpertPool& served_experts(CpuExperts& cpu) override {
-    const bool any = std::any_of(weights_.layers.begin(), weights_.layers.end(), [](const auto& l) {
-      return std::any_of(l.experts.begin(), l.experts.end(),
-                         [](const FfnWeights& expert) { return !expert.gate.empty(); });
-    });
-    if (!any) return cpu;
+    if (!has_experts_) return cpu;
     served_stream_ = std::make_unique<gpu::Stream>();
     served_rows_ = std::make_unique<CudaExpertRows>(config_, served_tokens_, *served_stream_,
                                                     fp8_activations_);
@@ -293,7 +290,7 @@ class Loaded final : public GpuModel {
   const int max_tokens_;
   const bool fp8_activations_;
   const int max_logits_, expert_tokens_, served_tokens_;
-  const bool exchanges_on_host_;
+  const bool has_experts_, exchanges_on_host_;
   CudaWaysAsked ways_;  // of replicas
   const BackboneGrid grid_;
   const int stream_from_, micro_batches_from_;

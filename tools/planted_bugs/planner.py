@@ -40,7 +40,7 @@ MUTANTS = [
     ("executed: ranks are on hosts from 0 on", "offload/parts/executed_parts.cpp", [("    for (DeviceId& d : stage.devices) d.host -= first;", "    for (DeviceId& d : stage.devices) d.host -= 0;")]),
     ("executed: replicas measure micro-batches that are placed", "offload/parts/executed_parts.cpp", [("  if (rank.n_ranks > 1 && p.micro_batches > 1) parts.micro_batches = p.micro_batches;\n", "")]),
     ("executed: a placed head is never divided by all replicas", "offload/parts/executed_parts.cpp", [(".head = !p.head_replicated}", ".head = false}")]),
-    ("executed: ranks of two kinds divide a replica as placed", "offload/parts/executed_parts.cpp", [("require(!is_of_two_kinds({first, first + s.tp}),", "require(true,")]),
+    ("executed: ranks of two kinds divide a replica as placed", "offload/parts/executed_parts.cpp", [("require(!are_of_two_kinds(are_gpus({first, first + s.tp})),", "require(true,")]),
     ("planner: divided dense layers take the memory of whole ones", "offload/plan/placement.cpp", [("    if (!p.dense_replicated) weights -= divided - divided / stage.dp();\n", "")]),
     ("planner: divided dense layers take the time of whole ones", "offload/plan/layer_time.cpp", [("p_.dense_replicated || stage.dp() == 1\n", "true\n")]),
     ("executed: rows travel between GPUs whose experts are on CPUs", "offload/parts/executed_parts.cpp", [("if (group.sliced || group.owners[0].is_cpu()) return false;", "if (group.sliced) return false;")]),
